@@ -1,4 +1,4 @@
-"""SUPER's wire format: everything that crosses a process boundary. Never imports torch or siblings."""
+"""SUPER's wire format: all that crosses a process boundary. Never imports torch or siblings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BatchRef", "Recipe"]
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'superdl.super_wire' has no attribute {name!r}")
-    # On first use, so that processes that only start others do not import numpy.
+    # Import on first use: processes that only start others do not need numpy.
     from superdl.super_wire import batch_ref, recipe
 
     return {"BatchRef": batch_ref.BatchRef, "Recipe": recipe.Recipe}[name]

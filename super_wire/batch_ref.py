@@ -1,4 +1,4 @@
-"""``BatchRef``: everything that a reader needs to turn a planned batch into tensors."""
+"""``BatchRef``: all that a reader needs to turn a planned batch into tensors."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Locations of a batch's records in a store's packs. Columns have a little-endian number per sample."""
+    """Locations of a batch's records in a store's packs, one little-endian number per sample and column."""
 
     packs: tuple[str, ...]  # pack names
-    pack_of: bytes  # uint32, 1-based index into packs, or 0 if the record is in no pack
-    offsets: bytes  # uint64, byte offset of the record in its pack
-    lengths: bytes  # uint32, size of the whole record in bytes
+    pack_of: bytes  # uint32, the pack's number in packs from 1, or 0 if the record is in none
+    offsets: bytes  # uint64, the record's offset in its pack in bytes
+    lengths: bytes  # uint32, the record's size in bytes
 
     @classmethod
     def of_page(cls, packs: Sequence[str], pack_of: bytes, offsets: bytes, lengths: bytes) -> Places:
-        """Return a batch's locations, given those of its page, which index the page's ``packs``."""
+        """Return the locations of one batch of a page. ``pack_of`` refers to the page's ``packs``."""
         numbers, own = np.unique(np.frombuffer(pack_of, dtype="<u4"), return_inverse=True)
         if numbers[-1] > len(packs):
             raise ValueError(f"a location refers to pack {numbers[-1]}, but the page lists {len(packs)}")
-        if numbers[0] > 0:  # every sample has a location, but numbers still start at 1
+        if numbers[0] > 0:  # every record is in a pack, but numbers still start at 1
             own = own + 1
-        # Keep only the packs that this batch uses, because the batch is sent to workers and its page is not.
+        # Workers receive the batch without its page, so keep the names of its own packs.
         names = tuple(packs[number - 1] for number in numbers.tolist() if number)
         return cls(names, own.astype("<u4").tobytes(), offsets, lengths)
 
 
-# It holds no credentials, connection or pixels, so that workers of any start method can receive it.
+# It contains no credentials, connections or pixels, so workers of any start method can receive it.
 @dataclass(frozen=True, slots=True)
 class BatchRef:
-    """A planned batch of one rank. ``cache`` is an address without credentials."""
+    """A planned batch of one rank."""
 
     dataset_id: bytes
     job: str
@@ -59,13 +59,13 @@ class BatchRef:
     label_dtype: str
     padding: bytes  # one byte per sample, 1 for padding at the end of the epoch; empty if there is none
     keys: tuple[str, ...]  # for messages; empty if they do not fit into the page
-    cache: str
+    cache: str  # its address, without credentials
     store: str = ""  # the store's directory, if the trainer can access it
     places: Places | None = None  # locations of the batch's records in the store
     seed: int = 0  # the sampler's seed, the default for transforms
-    # One little-endian uint32 per sample: how often the epoch drew it before. Empty if all are 0.
+    # How often the epoch drew each sample before, as little-endian uint32. Empty if all are 0.
     repetitions: bytes = b""
-    alone: bool = False  # no other rank, and no other dataset of a mix, contributes to this step
+    alone: bool = False  # whether no other rank or dataset of a mix contributes to this step
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -74,18 +74,18 @@ class BatchRef:
     def label_array(self) -> Labels:
         """Return the labels as a read-only array of shape (samples, ...).
 
-        Lists whose length varies by sample are returned as ``RaggedLabels``.
+        Labels with lists of varying length are ``RaggedLabels``.
         """
         return unpack_labels(self.labels, self.label_dtype, len(self))
 
     def padding_mask(self) -> NDArray[np.bool_]:
-        """Return a mask of shape (samples,) that is ``True`` for samples that are padding."""
+        """Return a mask of shape (samples,), ``True`` for padding."""
         if not self.padding:
             return np.zeros(len(self), dtype=np.bool_)
         return np.frombuffer(self.padding, dtype=np.bool_)
 
     def name_of(self, offset: int) -> str:
-        """Return the sample's key, or if it is unknown, the sample id and the command that prints the key."""
+        """Return a sample's key. If it is unknown, return the id and the command that prints the key."""
         if self.keys and (key := self.keys[offset]):
             return key
         hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
@@ -94,8 +94,9 @@ class BatchRef:
 
 @dataclass(frozen=True, slots=True)
 class MixedRef:
-    """A batch of one rank of a mix: for each dataset with samples in it, its index and its batch."""
+    """A batch of one rank of a mix."""
 
+    # The index and batch of each dataset that has samples in it.
     parts: tuple[tuple[int, BatchRef], ...]
 
     @property
@@ -113,31 +114,32 @@ class MixedRef:
         return sum(len(ref) for _, ref in self.parts)
 
     def __lt__(self, other: object) -> bool:
-        """Raise ``UsageError``. A ConcatDataset compares the batch because it expects a sample number."""
+        """Raise ``UsageError``. A ConcatDataset compares batches, because it expects sample numbers."""
         raise UsageError(
-            "this is a batch of a mix, but a ConcatDataset reads single samples: pass SuperMix(...) of it, "
-            "which reads whole batches, to the DataLoader, or use SuperLoader"
+            "a ConcatDataset reads single samples, but the sampler of a mix yields whole batches: pass the "
+            "SuperMix itself to the DataLoader, or use SuperLoader"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetBinding:
-    """Properties of a dataset that are known once its source has been listed."""
+    """The properties of a dataset after its source has been listed."""
 
     dataset_id: bytes
     fingerprint: bytes
     size: int
-    classes: tuple[str, ...]  # empty if a key list gives labels as numbers
+    classes: tuple[str, ...]  # empty if a key list contains labels as numbers
     label_dtype: str
     cache: str  # empty while no job is open
     store: str = ""  # empty unless this machine can access it
 
 
 class Bindable(Protocol):
-    """The interface that samplers require of a dataset. They use its ``coordinator`` by default."""
+    """What a sampler requires of a dataset."""
 
+    # The address that samplers use by default.
     coordinator: str | None
-    # Warnings that the user has already seen.
+    # Warnings already shown to the user.
     warned: set[str]
 
     @property
@@ -146,7 +148,7 @@ class Bindable(Protocol):
 
     @property
     def recipe(self) -> Recipe:
-        """The steps that are applied to every sample."""
+        """The processing of every sample."""
 
     @property
     def key_list(self) -> str | None:
@@ -154,25 +156,25 @@ class Bindable(Protocol):
 
     @property
     def naming(self) -> Naming:
-        """The naming of samples in ids, apart from their keys."""
+        """The naming of samples in ids."""
 
     @property
     def given_classes(self) -> tuple[str, ...]:
-        """The class names by label, or an empty tuple to use those that the listing finds."""
+        """The class names by label. If empty, the listing determines them."""
 
     @property
     def reads_straight(self) -> bool:
-        """Whether to read records from the store's packs if this machine can access them."""
+        """Whether to read records from the store's packs where this machine can access them."""
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store the properties reported by the coordinator. May be called again with newer ones."""
+        """Set the properties that the coordinator reports. May be called again with newer ones."""
 
     @property
     def bad_samples(self) -> tuple[Any, ...]:
-        """The bad samples that readers have skipped so far."""
+        """The bad samples skipped so far."""
 
     def name_bad_samples(self) -> None:
-        """Warn about bad samples that readers in other processes have skipped since the last call."""
+        """Warn about bad samples that other processes have skipped since the last call."""
 
     def ping_cache(self, cache: str) -> None:
-        """Connect to the cache with the dataset's credentials, or raise :class:`CacheError`."""
+        """Check the cache and the dataset's credentials for it. Raises :class:`CacheError`."""

@@ -1,4 +1,4 @@
-"""Start background work for an event loop, and stop it reliably: tasks, and blocking calls in threads."""
+"""Background work of an event loop that can be stopped reliably: tasks, and blocking calls in threads."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_AGAIN_S = 0.5
+_CANCEL_AGAIN_S = 0.5
 
 _Value = TypeVar("_Value")
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks repeatedly until they have ended. Their results and errors are ignored."""
-    # A client library may swallow a cancellation while it closes a broken connection or
-    # its own timeout expires (redis-py 8, Python 3.11).
+    """Cancel tasks repeatedly until they end. Ignores their results and errors."""
+    # A library may swallow a cancellation while it closes a broken connection, or as its own
+    # timeout expires.
     while waiting := [task for task in tasks if not task.done()]:
         for task in waiting:
             task.cancel()
-        await asyncio.wait(waiting, timeout=_AGAIN_S)
+        await asyncio.wait(waiting, timeout=_CANCEL_AGAIN_S)
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class HeldTasks:
-    """Tasks of one event loop, which are referenced until they end.
+    """Tasks of one event loop, referenced until they end.
 
-    A task that fails is a bug, and its error is passed to ``failed``.
+    A task that fails is a bug. It is logged, and its error is passed to ``on_error``.
     """
 
-    def __init__(self, owner: str, failed: Callable[[BaseException], None] = lambda _: None) -> None:
-        self._owner, self._failed = owner, failed
+    def __init__(self, owner: str, on_error: Callable[[BaseException], None] = lambda _: None) -> None:
+        self._owner, self._on_error = owner, on_error
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -59,11 +59,11 @@ class HeldTasks:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _log.error("a task of the %s failed; this is a bug", self._owner, exc_info=error)
-            self._failed(error)
+            self._on_error(error)
 
 
 class CallingThreads:
-    """Blocking calls from one event loop, each in its own thread, with at most ``limit`` at once."""
+    """Blocking calls from one event loop, each in its own thread, at most ``limit`` at a time."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._name = name
@@ -74,12 +74,12 @@ class CallingThreads:
     async def run(self, call: Callable[[], _Value]) -> _Value:
         """Return the value of ``call()``, or raise its error.
 
-        A call that is cancelled before it starts is never started. Raises ``RuntimeError`` if no thread
-        can be started.
+        A call that is cancelled while it waits never starts. Raises ``RuntimeError`` if no thread can be
+        started.
         """
         await self._free.acquire()
         future: asyncio.Future[_Value] = asyncio.get_running_loop().create_future()
-        # Threads of concurrent.futures would delay the interpreter's exit for as long as they run.
+        # The interpreter would wait for threads of concurrent.futures before it exits.
         thread = threading.Thread(target=self._work, args=(call, future), name=self._name, daemon=True)
         if self._closed is not None:
             self._free.release()
@@ -93,12 +93,12 @@ class CallingThreads:
         return await future
 
     def close(self, reason: Exception) -> None:
-        """Start no more calls, and abandon the running ones, which fail with ``reason``."""
+        """Make pending, running and further calls raise ``reason``. Threads are abandoned."""
         self._closed = reason
         for future in self._pending:
             if not future.done():
                 future.set_exception(reason)
-        self._free.release()  # wakes the waiting calls, one after the other
+        self._free.release()  # wakes the pending calls, one after another
 
     def _work(self, call: Callable[[], _Value], future: asyncio.Future[_Value]) -> None:
         value, error = None, None
@@ -106,7 +106,7 @@ class CallingThreads:
             value = call()
         except BaseException as raised:  # noqa: BLE001  # raised where the value is awaited
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody is waiting
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing awaits the call
             future.get_loop().call_soon_threadsafe(self._ended, future, value, error)
 
     def _ended(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Beyond loopback, each side needs TLS and a token, unless SUPER_INSECURE is set.
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine: a loopback address, or the name ``localhost``."""
+    """Return whether a host is this machine, by a loopback address or the name ``localhost``."""
     if host.lower() == "localhost":
         return True
     try:
@@ -37,27 +37,27 @@ def insecure_in(environment: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """A client's TLS settings from its environment. Subclasses define the peer and the variables."""
+    """A client's TLS settings. Subclasses define the peer and the environment variables."""
 
     peer: ClassVar[str]
     variables: ClassVar[Mapping[str, str]]
 
-    ca_file: str = ""  # PEM file of trusted CAs; by default the system's
-    cert_file: str = ""  # a client certificate, with key_file, if the peer requires one
+    ca_file: str = ""  # PEM file of trusted authorities, by default the system's
+    cert_file: str = ""  # the client certificate, if the peer requires one
     key_file: str = ""
     insecure: bool = False  # allow plain text beyond this machine
 
     @classmethod
     def tls_in(cls, environment: Mapping[str, str]) -> dict[str, Any]:
-        """Read the fields above from their variables and from ``SUPER_INSECURE``."""
+        """Return the fields above, read from their variables and ``SUPER_INSECURE``."""
         files = {name: environment.get(variable, "") for name, variable in cls.variables.items()}
         if bool(files["cert_file"]) != bool(files["key_file"]):
             pair = f"{cls.variables['cert_file']} and {cls.variables['key_file']}"
-            raise ConfigError(f"{pair} must be set together: set both, or neither")
+            raise ConfigError(f"only one of {pair} is set: set both, or neither")
         return {**files, "insecure": insecure_in(environment)}
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return a context for TLS 1.2 or later that verifies the peer's certificate and host name."""
+        """Return a context for TLS 1.2 or later that verifies certificate and host name."""
         import ssl  # not needed for plain text
 
         try:
@@ -73,17 +73,15 @@ class ClientTls:
         return context
 
 
-# Both sides refuse a shorter token, because it could be guessed.
+# Both sides refuse shorter tokens, which could be guessed.
 TOKEN_CHARACTERS_MIN = 16
 _TOKEN_CHARACTERS_MAX = 512  # it is sent in a header, and headers are short
 _TOKEN = re.compile(rf"[A-Za-z0-9._~+/=-]{{{TOKEN_CHARACTERS_MIN},{_TOKEN_CHARACTERS_MAX}}}")
-
-
 _RIGHT = re.compile(r"(team|share|priority|max_usd)=[^\s,]+")
 
 
 class Token(NamedTuple):
-    """A token and its rights: the values of ``team``, ``share``, ``priority`` and ``max_usd``."""
+    """A token, with the values of its rights ``team``, ``share``, ``priority`` and ``max_usd``."""
 
     token: str
     rights: Mapping[str, str] = MappingProxyType({})
@@ -92,8 +90,8 @@ class Token(NamedTuple):
 def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
     """Parse tokens and rights such as ``team=vision``, separated by commas or line breaks.
 
-    A line that begins with # is a comment. ``origin`` is the source of the text for error messages,
-    which never contain a token.
+    Lines that begin with # are comments. Raises ``ConfigError``, which names the text ``origin`` and never
+    contains a token.
     """
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
@@ -120,9 +118,7 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
 
 
 def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
-    """Parse tokens like :func:`parse_tokens`, but also raise :class:`ConfigError` if a non-empty text
-    contains none.
-    """
+    """Parse tokens. Besides :func:`parse_tokens`'s errors, refuses a non-empty text without a token."""
     tokens = parse_tokens(text, origin)
     if text and not tokens:
         raise ConfigError(f"{origin} is set but contains no token: set it to at least one token, or unset it")
@@ -130,9 +126,7 @@ def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
 
 
 def read_tokens(path: str, origin: str, *, allow_empty: bool = False) -> tuple[Token, ...]:
-    """Read tokens from a file, one per line. Raises ``ConfigError`` if there is none, unless
-    ``allow_empty``.
-    """
+    """Read tokens from a file. Raises ``ConfigError`` if there is none, unless ``allow_empty``."""
     try:
         text = Path(path).read_text("ascii")
     except (OSError, ValueError) as error:  # ValueError: UnicodeDecodeError, whose text may hold a token
@@ -146,7 +140,7 @@ def read_tokens(path: str, origin: str, *, allow_empty: bool = False) -> tuple[T
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorCredentials(ClientTls):
-    """A client's credentials. They are empty if the coordinator is on this machine and requires none."""
+    """A client's credentials, empty if the coordinator requires none."""
 
     peer: ClassVar[str] = "the coordinator"
     variables: ClassVar[Mapping[str, str]] = {
@@ -157,7 +151,7 @@ class CoordinatorCredentials(ClientTls):
 
     token: str = field(default="", repr=False)
     token_file: str = ""
-    name: str = ""  # host name in the coordinator's certificate; by default the host of its address
+    name: str = ""  # host name in the coordinator's certificate, by default the host in its address
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> CoordinatorCredentials:
@@ -175,7 +169,7 @@ class CoordinatorCredentials(ClientTls):
 
     def for_grpc(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """Return the root certificates, key and certificate for gRPC's channel credentials."""
-        self.tls_context()  # a bad file is an error here; gRPC itself would only fail to connect
+        self.tls_context()  # raises for a bad file; gRPC itself would only fail to connect
         files = (self.ca_file or _system_authorities(), self.key_file, self.cert_file)
         roots, key, certificate = (Path(file).read_bytes() if file else None for file in files)
         return roots, key, certificate
@@ -184,11 +178,11 @@ class CoordinatorCredentials(ClientTls):
         """Return the current token, or an empty string if there is none."""
         if self.token or not self.token_file:
             return self.token
-        # Read the file each time, because it may change at runtime.
+        # Read the file each time, because it may change.
         return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0].token
 
     def check_suffices(self, host: str) -> None:
-        """Refuse a coordinator on another machine if there is no token, unless ``insecure`` is set."""
+        """Raise ``ConfigError`` for another machine if there is no token, unless ``insecure`` is set."""
         if host and not is_loopback(host) and not self.insecure and not self.current_token():
             raise ConfigError(
                 f"the coordinator at {host} is not on this machine, so it requires TLS and a token, but no "
@@ -197,19 +191,21 @@ class CoordinatorCredentials(ClientTls):
             )
 
     def encrypts(self, host: str) -> bool:
-        """Return whether a connection to ``host`` is encrypted. For a unix socket, ``host`` is empty."""
-        # Connections are encrypted if a ca_file is set, and to other machines unless insecure.
+        """Return whether connections to ``host`` are encrypted. It is empty for a unix socket.
+
+        They are encrypted if a ``ca_file`` is set, and to other machines unless ``insecure``.
+        """
         return bool(host) and (bool(self.ca_file) or not (is_loopback(host) or self.insecure))
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return the context of :meth:`ClientTls.tls_context`, set up for HTTP/2."""
+        """Return :meth:`ClientTls.tls_context` for HTTP/2."""
         context = ClientTls.tls_context(self)
         context.set_alpn_protocols(["h2"])
         return context
 
 
 def _system_authorities() -> str:
-    """Return the path of the system's trusted CAs, which gRPC does not know, or an empty string."""
+    """Return the file of the system's trusted authorities, if any. gRPC would use its own."""
     import ssl  # not needed for plain text
 
     paths = ssl.get_default_verify_paths()

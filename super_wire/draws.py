@@ -1,4 +1,4 @@
-"""Epochs that do not draw each sample exactly once, and the packed form of their draws."""
+"""Epochs that do not draw each sample exactly once, and how their draws are packed for messages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUMBERS_MAX: Final = 2**24
-# Limit for packed indices and weights together: messages may have 4 MiB.
+# Limit for packed indices and weights together, below the 4 MiB of a message.
 DRAWS_BYTES_MAX: Final = 4 * 2**20 - 2**16
-# Indices of an order in one message.
+# Indices in each message of an order.
 ORDER_PART: Final = 2**18
 REPEATS_MAX: Final = 1024
 _DRAWS_MAX: Final = 2**40
@@ -29,13 +29,13 @@ _PLAIN, _DIFFERENCES = b"=", b"+"
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The draws of an epoch, as little-endian numbers. If empty, each sample is drawn once."""
+    """An epoch's draws, as little-endian numbers. If empty, each sample is drawn once."""
 
-    indices: bytes = b""  # int64, catalog indices; each occurrence is one draw
-    weights: bytes = b""  # float64, one per index, or one per sample if there are no indices
-    count: int = 0  # draws by weights in an epoch; 0 if there are none
+    indices: bytes = b""  # int64, catalog indices; each occurrence is a draw
+    weights: bytes = b""  # float64, one per index, or one per sample without indices
+    count: int = 0  # draws by weight in an epoch; 0 without weights
     repeats: int = 1  # how often each draw is repeated in a row
-    lengths: bytes = b""  # int64, lengths of a single epoch's batches; indices are then its order
+    lengths: bytes = b""  # int64, lengths of one epoch's batches, whose samples are the indices
 
     @classmethod
     def of(
@@ -47,13 +47,13 @@ class Draws:
         repeats: int,
         shuffle: bool,
     ) -> Self:
-        """Make draws from a user's numbers, arrays or tensors. Raises ``ConfigError`` if they are invalid.
+        """Create draws from a user's lists, arrays or tensors. Raises ``ConfigError`` if they are invalid.
 
-        If ``shuffle``, the order of the indices has no effect. The coordinator checks that they fit
-        the dataset.
+        With ``shuffle``, the order of the indices has no effect. The coordinator checks that they fit the
+        dataset.
         """
         if count is not None and weights is None:
-            raise ConfigError("draws sets how many samples an epoch draws by weight: pass weights too")
+            raise ConfigError("draws is the number of draws by weight in an epoch: pass weights too")
         drawn = None if indices is None else _array("indices", indices, "iu", "<i8")
         shares = None if weights is None else _array("weights", weights, "iuf", "<f8")
         if shares is not None:
@@ -64,7 +64,7 @@ class Draws:
                     f"{shares.size:,} numbers"
                 )
         if drawn is not None and shuffle:
-            # Equal draws then have the same digest and a smaller packed size.
+            # Sorted draws are smaller when packed, and equal draws have equal digests.
             order = np.argsort(drawn, kind="stable")
             drawn, shares = drawn[order], None if shares is None else shares[order]
         indices, weights = (b"" if array is None else array.tobytes() for array in (drawn, shares))
@@ -72,26 +72,25 @@ class Draws:
 
     @classmethod
     def in_order(cls, indices: Any, lengths: Any) -> Self:
-        """Make draws from the concatenated indices of an epoch's batches and the batches' lengths."""
+        """Create draws from the concatenated indices of an epoch's batches, and the batches' lengths."""
         order, ends = (np.asarray(numbers).astype("<i8").tobytes() for numbers in (indices, lengths))
         return cls(order, lengths=ends)
 
     @classmethod
-    def unpacked(  # as a message has them
+    def unpacked(
         cls, indices: bytes, weights: bytes, count: int, repeats: int, lengths: bytes = b""
     ) -> Self | None:
-        """Unpack the draws in a message, or return ``None`` if each sample is drawn once."""
+        """Unpack draws from a message. Returns ``None`` if each sample is drawn once."""
         repeats = repeats or 1
         if not (indices or weights or count) and repeats == 1:
             return None
         if repeats > REPEATS_MAX or count > _DRAWS_MAX or bool(count) is not bool(weights):
             raise ConfigError(
-                f"{count} draws by {len(weights)} bytes of weights, each repeated {repeats} times, are "
-                "invalid"
+                f"invalid draws: {count} by {len(weights)} bytes of weights, each repeated {repeats} times"
             )
         if lengths and (weights or repeats > 1 or not indices):
             raise ConfigError(
-                "batches with given lengths need the order of their samples, without weights or repeats"
+                "batches with lengths need the order of their samples, without weights or repeats"
             )
         indices, weights, lengths = (
             unpack_numbers(packed) if packed else b"" for packed in (indices, weights, lengths)
@@ -99,20 +98,20 @@ class Draws:
         return cls(indices, weights, count, repeats, lengths)
 
     def packed(self) -> tuple[bytes, bytes]:
-        """Return indices and weights, packed for a message. Raises ``ConfigError`` if they are too large."""
+        """Pack indices and weights for a message. Raises ``ConfigError`` if they are too large."""
         indices, weights = (
             pack_numbers(numbers) if numbers else b"" for numbers in (self.indices, self.weights)
         )
         if len(indices) + len(weights) > DRAWS_BYTES_MAX:
             raise ConfigError(
-                f"the sampler's indices and weights take {len(indices) + len(weights):,} bytes when packed, "
+                f"the sampler's packed indices and weights have {len(indices) + len(weights):,} bytes, "
                 f"more than the {DRAWS_BYTES_MAX:,} that a coordinator accepts: round the weights to fewer "
-                "distinct values, or list the samples in a key list"
+                "distinct values, or use a key list"
             )
         return indices, weights
 
     def packed_order(self) -> Iterator[tuple[int, bytes]]:
-        """Yield packed indices in parts that fit into messages, each with its position."""
+        """Yield the packed indices in parts that fit into messages, each with its position."""
         for start in range(0, len(self.indices), ORDER_PART * _NUMBER_BYTES):
             yield (
                 start // _NUMBER_BYTES,
@@ -121,7 +120,7 @@ class Draws:
 
     @property
     def digest(self) -> bytes:
-        """A digest of 16 bytes that identifies these draws."""
+        """The digest of these draws, 16 bytes."""
         fields = (self.indices, self.weights, f"{self.count},{self.repeats}".encode())
         return digest128(*fields, *([self.lengths] if self.lengths else []))
 
@@ -137,11 +136,11 @@ class Draws:
 
     @property
     def length_array(self) -> NDArray[np.int64]:
-        """The lengths of the batches. The array is empty if the batch size determines them."""
+        """The lengths of the batches, empty if the batch size determines them."""
         return np.frombuffer(self.lengths, dtype="<i8")
 
     def length(self, size: int) -> int:
-        """Return the number of samples in an epoch of a dataset with ``size`` samples."""
+        """Return the length of an epoch, given the dataset's number of samples."""
         drawn = self.count or len(self.indices) // _NUMBER_BYTES or size
         return drawn * self.repeats
 
@@ -150,13 +149,13 @@ def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{name} must be a one-dimensional list of numbers: {error}") from error
+        raise ConfigError(f"{name} must be a flat list or array of numbers: {error}") from error
     if array.ndim == 1 and not array.size:
         raise ConfigError(f"{name} are empty, so an epoch would have no samples")
     if array.ndim != 1 or array.dtype.kind not in kinds or not 1 <= array.size <= NUMBERS_MAX:
-        given = type(values).__name__ if array.dtype == object else f"{array.dtype} of shape {array.shape}"
+        actual = type(values).__name__ if array.dtype == object else f"{array.dtype} of shape {array.shape}"
         numbers = "numbers" if "f" in kinds else "whole numbers"
-        raise ConfigError(f"{name} must be a list or array of 1 to {NUMBERS_MAX:,} {numbers}, not {given}")
+        raise ConfigError(f"{name} must be a list or array of 1 to {NUMBERS_MAX:,} {numbers}, not {actual}")
     return array.astype(dtype, copy=False)
 
 
@@ -166,20 +165,20 @@ def pack_numbers(numbers: bytes) -> bytes:
     ascending = bool((values[1:] >= values[:-1]).all()) and int(values[0]) >= 0
     if ascending:
         values = np.diff(values, prepend=0)
-    # Planes of small numbers and repeated weights are mostly zeros.
+    # For small numbers and repeated weights, most planes are zeros.
     planes = values.view(np.uint8).reshape(-1, _NUMBER_BYTES).T
     return (_DIFFERENCES if ascending else _PLAIN) + zlib.compress(planes.tobytes(), 6)
 
 
 def unpack_numbers(packed: bytes) -> bytes:
     """Reverse :func:`pack_numbers`. Raises ``ConfigError`` for invalid bytes or too many numbers."""
-    inflating = zlib.decompressobj()
+    decompressor = zlib.decompressobj()
     try:
-        planes = inflating.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)  # a byte beyond the limit
+        planes = decompressor.decompress(packed[1:], NUMBERS_MAX * _NUMBER_BYTES + 1)
     except zlib.error as error:
         raise ConfigError(f"indices or weights cannot be unpacked: {error}") from error
-    form, rest = packed[:1], len(planes) % _NUMBER_BYTES
-    if form not in (_PLAIN, _DIFFERENCES) or not inflating.eof or not planes or rest:
+    form, excess = packed[:1], len(planes) % _NUMBER_BYTES
+    if form not in (_PLAIN, _DIFFERENCES) or not decompressor.eof or not planes or excess:
         raise ConfigError(f"indices or weights must be 1 to {NUMBERS_MAX:,} packed numbers of 8 bytes each")
     values = np.ascontiguousarray(np.frombuffer(planes, dtype=np.uint8).reshape(_NUMBER_BYTES, -1).T)
     numbers = values.view("<i8").reshape(-1)

@@ -1,7 +1,7 @@
-"""The errors that SUPER raises, as one tree below :class:`SuperError`, and their names on the wire.
+"""All errors of SUPER, which derive from :class:`SuperError`.
 
-Every error can be constructed from its message alone, because this is how torch rebuilds the
-error of a DataLoader worker in the main process.
+They are constructed from a message alone, because that is how torch re-raises a worker's error in
+the main process.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from superdl.super_wire.redaction import shown_lines
 
 
 class SuperError(Exception):
-    """Base class of all errors that SUPER raises. Their text is always printable."""
+    """Base class of SUPER's errors. Their text is always printable."""
 
     def __str__(self) -> str:
         return shown_lines(super().__str__())
 
 
 class ConfigError(SuperError, ValueError):
-    """An argument or setting is wrong. The message names it and explains what to do."""
+    """An argument or setting is wrong. The message names it and the remedy."""
 
 
 class PlanError(ConfigError):
-    """These sizes, ranks or positions do not form a valid plan."""
+    """Sizes, ranks or positions do not form a valid plan."""
 
 
 class RecipeError(ConfigError):
@@ -33,11 +33,11 @@ class SourceError(SuperError):
 
 
 class SourceBusyError(SourceError):
-    """The source throttles requests or does not answer. Try again later."""
+    """The source throttles requests or does not respond. Try again later."""
 
 
 class SourceNotFoundError(SourceError):
-    """The source's directory or bucket does not exist."""
+    """The source does not exist."""
 
 
 class SourceEmptyError(SourceError):
@@ -49,7 +49,7 @@ class SourceForbiddenError(SourceError):
 
 
 class RecordError(SuperError):
-    """The bytes under a cache key are not a record that this version can read."""
+    """The bytes are not a record that this version can read."""
 
 
 class RecordVersionError(RecordError):
@@ -57,19 +57,19 @@ class RecordVersionError(RecordError):
 
 
 class RecordIdError(RecordError):
-    """The record is intact but belongs to a sample that was not requested."""
+    """The record belongs to another sample."""
 
 
 class CoordinatorError(SuperError):
-    """The coordinator reported a failure."""
+    """The coordinator reported an error."""
 
 
 class CoordinatorUnreachableError(CoordinatorError):
-    """No coordinator answered at the address in time."""
+    """No coordinator responded in time."""
 
 
 class CoordinatorTrustError(CoordinatorError):
-    """Client and coordinator do not trust each other, because a certificate or token is missing or wrong."""
+    """A certificate or token is missing or wrong."""
 
 
 class ProtocolMismatchError(CoordinatorError):
@@ -77,15 +77,15 @@ class ProtocolMismatchError(CoordinatorError):
 
 
 class UnknownJobError(CoordinatorError):
-    """The coordinator does not know the job, because it was restarted or the job's lease expired."""
+    """There is no such job: the coordinator has restarted, or the job's lease has expired."""
 
 
 class CacheError(SuperError):
-    """The cache reported a failure."""
+    """The cache reported an error."""
 
 
 class CacheUnreachableError(CacheError):
-    """No cache answered at the address in time."""
+    """No cache responded in time."""
 
 
 class BatchError(SuperError):
@@ -93,15 +93,15 @@ class BatchError(SuperError):
 
 
 class BadSampleError(BatchError):
-    """A sample of the batch cannot be produced. The message contains its key and the reason."""
+    """A sample cannot be produced. The message contains its key and the reason."""
 
 
 class SpendingCapError(BatchError):
-    """Samples are not in the cache, and the coordinator has reached its spending cap."""
+    """Samples are missing, and the coordinator has reached its spending cap."""
 
 
 class ReadTimeoutError(BatchError):
-    """Samples of the batch were still missing when ``read_timeout`` expired."""
+    """Samples were still missing when ``read_timeout`` expired."""
 
 
 class StoreError(SuperError):
@@ -113,27 +113,27 @@ class StoreGoneError(StoreError):
 
 
 class StoreFullError(StoreError):
-    """There is no space left to write: the disk is full or a quota is reached."""
+    """The disk is full or a quota is exhausted."""
 
 
 class StoreRefusedError(StoreError):
-    """The store cannot be read or written: permission is missing, or it is read-only."""
+    """Permission to read or write is missing, or the store is read-only."""
 
 
 class StoreBusyError(StoreError):
-    """The store is throttled, timed out or unreachable. Try again later."""
+    """The store throttles requests or does not respond. Try again later."""
 
 
 class StoreFormatError(StoreError):
-    """The store, pack or segment is broken, or was written by an incompatible version."""
+    """A store, pack or segment is broken, or has an incompatible version."""
 
 
 class EmbeddedError(SuperError):
-    """The embedded coordinator, Redis or function pool could not be started."""
+    """The embedded coordinator, cache or worker cannot be started."""
 
 
 class UsageError(SuperError, TypeError):
-    """An object was used in an unsupported way. The message shows the right way."""
+    """An object is used in an unsupported way. The message shows the right one."""
 
 
 def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
@@ -144,5 +144,5 @@ def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
 
 
 def error_from_name(name: str, message: str) -> SuperError:
-    """Rebuild a coordinator's error from its name. An unknown name makes a :class:`CoordinatorError`."""
+    """Return the error of the class ``name``, or a :class:`CoordinatorError` if there is none."""
     return _tree(SuperError).get(name, CoordinatorError)(message)

@@ -1,4 +1,4 @@
-"""The registry of executors, which run functions, by their names in settings."""
+"""The registry of executors, which run functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HERE = "superdl.coordinator.executors"
 
 
 class RunsOn(enum.Enum):
-    """The location of functions, which determines what they can reach and how they are billed."""
+    """The place where functions run. It determines what they can reach, and how they are billed."""
 
     THIS_HOST = "processes on the coordinator's machine"
     OTHER_HOSTS = "machines that are billed by the hour"
@@ -26,7 +26,7 @@ class ExecutorKind:
     implementation: str  # the class in the coordinator, as module:attribute
     runs_on: RunsOn
     location: str  # runs_on as text, for messages: functions run on ...
-    # Settings that distinguish these executors. Processes with different values use different coordinators.
+    # Embedded runs that differ in these settings use different coordinators.
     chosen_by: tuple[str, ...] = ()
 
 
@@ -54,7 +54,7 @@ EXECUTORS = {
 
 
 def executor_names(text: str, setting: str = "executor") -> tuple[str, ...]:
-    """Parse the executors in a setting, in order of preference, cheapest first.
+    """Parse a setting that lists executors, cheapest first.
 
     >>> executor_names("local, lambda")
     ('local', 'lambda')

@@ -1,4 +1,4 @@
-"""This host's resources: memory and cores, within the limits of its control groups."""
+"""This host's memory and cores, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.user_text import parse_bytes
 
-_CACHE_SHARE = 4  # the cache takes a quarter of the available memory
 _LEAST_CACHE_BYTES = 64 * 2**20
 _ROOT = Path("/")
 
@@ -16,7 +15,7 @@ _ROOT = Path("/")
 def cache_bytes(root: Path = _ROOT) -> int:
     """Return the embedded cache's size: ``SUPER_CACHE_BYTES``, or a quarter of the available memory."""
     configured_bytes = parse_bytes(os.environ.get("SUPER_CACHE_BYTES") or "0", "SUPER_CACHE_BYTES")
-    return configured_bytes or max(available_memory_bytes(root) // _CACHE_SHARE, _LEAST_CACHE_BYTES)
+    return configured_bytes or max(available_memory_bytes(root) // 4, _LEAST_CACHE_BYTES)
 
 
 def slots(root: Path = _ROOT) -> int:
@@ -28,7 +27,7 @@ def slots(root: Path = _ROOT) -> int:
             )
         return int(configured)
     cores, ranks = usable_cores(root), os.environ.get("LOCAL_WORLD_SIZE", "1")
-    # The niceness of slots keeps the ranks fast, but a CPU quota ignores it. So leave a core per rank.
+    # Slots have a lower priority than ranks, but a CPU quota ignores that. So leave each rank a core.
     if cores == _cores_of_process():
         return cores
     return max(1, cores - (int(ranks) if ranks.isdecimal() else 1))
@@ -39,7 +38,7 @@ def _cores_of_process() -> int:
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Return the number of cores, at least 1, that affinity and CPU quota allow this process."""
+    """Return the number of cores that affinity and CPU quotas allow this process, at least 1."""
     cores = _cores_of_process()
     for group in _control_groups(root, "cpu"):
         quota = _numbers(group / "cpu.max")  # version 2: "quota period" or "max period"
@@ -51,7 +50,7 @@ def usable_cores(root: Path = _ROOT) -> int:
 
 
 def available_memory_bytes(root: Path = _ROOT) -> int:
-    """Return the memory that can be used without swapping, on the host and in its control groups."""
+    """Return the memory available without swapping, within the limits of control groups."""
     available = _field_of(root / "proc/meminfo", "MemAvailable:") * 1024
     available = available or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     for group in _control_groups(root, "memory"):
@@ -67,7 +66,7 @@ def available_memory_bytes(root: Path = _ROOT) -> int:
 
 
 def _control_groups(root: Path, controller: str) -> list[Path]:
-    """Return the directories of this process's control groups, version 1 or 2, with their parents."""
+    """Return the directories of this process's control groups and their parents, in version 1 or 2."""
     groups = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -75,14 +74,13 @@ def _control_groups(root: Path, controller: str) -> list[Path]:
             continue
         mount = root / "sys/fs/cgroup" / (controller if controllers else "")
         names = [name for name in path.split("/") if name]
-        # In a container the path in /proc may not exist below the mount: then the
-        # mount's root is the container's group.
+        # In a container, the path from /proc may be missing. The root of the mount is its group then.
         groups += [mount.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
     return groups
 
 
 def _numbers(file: Path) -> list[int]:
-    """Return the integers in a small file, or none if it is missing or contains ``max``."""
+    """Return the integers in a file. Empty if it is missing or contains ``max``."""
     words = _text(file).split()
     return [int(word) for word in words] if all(word.lstrip("-").isdecimal() for word in words) else []
 

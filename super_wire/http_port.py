@@ -1,4 +1,4 @@
-"""An HTTP port that serves a few pages, such as metrics for Prometheus and health for probes."""
+"""An HTTP port for a few pages, such as Prometheus metrics and health probes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 class Page(NamedTuple):
     """The response for a path."""
 
-    # Takes a snapshot in the event loop and returns a function that renders it in a thread, or None for 503.
+    # Called in the event loop. Returns a function that renders the page in a thread, or None for 503.
     look: Callable[[], Callable[[], bytes] | None]
     kind: str = _TEXT  # the content type
 
 
-# The server of the Prometheus library does not support tokens, and uses a thread per connection.
+# The Prometheus client's own server has no tokens, and needs a thread per connection.
 async def listen_for_gets(
     address: str,
     setting: str,
@@ -38,14 +38,14 @@ async def listen_for_gets(
     tls: ssl.SSLContext | None = None,
     accepts: Callable[[str], bool] | None = None,
 ) -> asyncio.Server:
-    """Start answering GET requests for ``pages`` at ``host:port``.
+    """Serve GET requests for ``pages``, by path, at ``host:port``.
 
-    ``accepts``, if given, checks bearer tokens. Raises ``ConfigError``, which names ``setting``, if
-    the address is in use or cannot be used.
+    ``accepts`` checks bearer tokens, which are otherwise not required. Raises ``ConfigError``, which names
+    ``setting``, if the address is invalid or in use.
     """
     host, port = host_and_port(address)
     tls_options: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": _TIMEOUT_S} if tls else {}
-    handle = partial(_answer, pages, accepts, asyncio.Semaphore(_CONNECTIONS_MAX))
+    handle = partial(_serve, pages, accepts, asyncio.Semaphore(_CONNECTIONS_MAX))
     try:
         return await asyncio.start_server(handle, host, port, limit=_HEAD_BYTES_MAX, **tls_options)
     except OSError as error:
@@ -55,7 +55,7 @@ async def listen_for_gets(
         ) from error
 
 
-async def _answer(
+async def _serve(
     pages: Mapping[str, Page],
     accepts: Callable[[str], bool] | None,
     free_connections: asyncio.Semaphore,
@@ -93,15 +93,15 @@ async def _answer(
 
 
 def refusal(head: bytes, pages: Mapping[str, Page], accepts: Callable[[str], bool] | None) -> str:
-    """Return the error status for a request, or an empty string if it gets a page."""
+    """Return the status of a refused request, or an empty string if it is valid."""
     request, *lines = head.decode("latin-1").split("\r\n")
     words = request.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004  # method, target, version
         return "400 Bad Request"
     if accepts is not None:
         fields = [line.partition(":") for line in lines]
-        shown = [value.strip() for name, _, value in fields if name.strip().lower() == "authorization"]
-        if len(shown) != 1 or not shown[0].startswith("Bearer ") or not accepts(shown[0][7:]):
+        tokens = [value.strip() for name, _, value in fields if name.strip().lower() == "authorization"]
+        if len(tokens) != 1 or not tokens[0].startswith("Bearer ") or not accepts(tokens[0][7:]):
             return "401 Unauthorized"
     if _path(head) not in pages:
         return "404 Not Found"

@@ -1,4 +1,4 @@
-"""Sample ids, batch ids and the naming of samples. Every process derives them identically."""
+"""Sample ids and batch ids, which every process derives identically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 ID_BYTES = 16
-# Prefix of an alias, which replaces the bucket in ids.
+# Prefix of an alias where it replaces the bucket in ids.
 ALIAS_SCHEME = "alias://"
 # The name of the main object's field, if a sample has further fields.
 MAIN_FIELD = "image"
@@ -29,14 +29,14 @@ Versions: TypeAlias = Literal["times", "digests"]
 
 
 class Naming(NamedTuple):
-    """The naming of a source's samples in ids, apart from their keys. See :func:`checked_naming`."""
+    """How ids name a source's samples, apart from keys. See :func:`checked_naming`."""
 
-    alias: str = ""  # replaces the location of the source; keys are then relative to it
-    versions: str = ""  # of files: "times" (the default if empty) or "digests" of the bytes
+    alias: str = ""  # replaces the source's location and makes keys relative to it
+    versions: str = ""  # of files: "times" (or empty) or "digests"
 
 
 class FieldColumns(NamedTuple):
-    """A further field of many samples, with the columns that :func:`sample_ids` takes for the main field."""
+    """A further field of many samples, with the same columns as the main field in :func:`sample_ids`."""
 
     name: str
     keys: Iterable[bytes]
@@ -45,7 +45,7 @@ class FieldColumns(NamedTuple):
 
 
 def checked_field(name: object) -> str:
-    """Check the name of a sample's field. Raises ``ConfigError`` with a description of valid names."""
+    """Return a valid field name. Raises ``ConfigError`` for invalid ones."""
     if not isinstance(name, str) or not _FIELD.fullmatch(name) or name == "label":
         raise ConfigError(
             "a field name must consist of 1 to 64 of the characters A-Z, a-z, 0-9 and '_', not begin with a "
@@ -55,7 +55,7 @@ def checked_field(name: object) -> str:
 
 
 def checked_naming(alias: str | None, versions: str | None, where: str = "") -> Naming:
-    """Check alias and versions. Raises ``ConfigError`` with a description of valid ones, after ``where``."""
+    """Return a valid naming. Raises ``ConfigError``, which begins with ``where``, for an invalid one."""
     if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
         raise ConfigError(
             f"{where}an alias must consist of 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and "
@@ -67,15 +67,15 @@ def checked_naming(alias: str | None, versions: str | None, where: str = "") -> 
 
 
 def id_bucket(bucket: str, alias: str) -> str:
-    """Return the bucket's name in ids: the alias if there is one, otherwise the bucket itself."""
+    """Return a bucket's name in ids: its alias if it has one, otherwise the bucket itself."""
     if alias:
         return f"{ALIAS_SCHEME}{alias}"
-    # Omit the Hub's commit, because the versions of files show the changes between commits.
+    # Omit the Hub's commit: versions of files change only with their contents.
     return bucket.partition("@")[0] if bucket.startswith("hf://") else bucket
 
 
 def digest_version(size: int, digest: bytes) -> str:
-    """Return a file's version by its content: the size and the BLAKE2b-128 of its bytes."""
+    """Return a file's version based on its content: the size and the BLAKE2b-128 of its bytes."""
     return f"{size}-b2:{digest.hex()}"
 
 
@@ -86,13 +86,12 @@ def size_of_digest(version: str) -> int | None:
 
 
 def shown_name(key: str, member: str) -> str:
-    """Return a member's name for display."""
-    # Do not parse this name. Ids contain key and member separately.
+    """Return a member's name for display. Ambiguous, so do not parse it."""
     return f"{key}::{member}"
 
 
 def with_length(field: bytes) -> bytes:
-    """Prefix a field with its length, so that different lists of fields stay different when joined."""
+    """Prefix a field with its length, which keeps joined lists of fields distinct."""
     return len(field).to_bytes(8, "little") + field
 
 
@@ -110,16 +109,16 @@ def sample_ids(
     members: Iterable[bytes] | None = None,
     fields: Sequence[FieldColumns] = (),
 ) -> bytes:
-    """Return the ids of many samples of one bucket, concatenated: 16 bytes each, in the order of ``keys``.
+    """Return the concatenated ids of samples in one bucket, 16 bytes each, in the order of ``keys``.
 
     Args:
-        bucket: ``s3://name``, or ``file://`` and the real path. With an alias, from :func:`id_bucket`.
-        keys: full object keys in UTF-8. With an alias, relative to the source.
-        versions: ETags, or for files ``size-mtime_ns`` or :func:`digest_version`. As many as keys.
+        bucket: ``s3://name``, or ``file://`` and the real path, as from :func:`id_bucket`.
+        keys: object keys in UTF-8, relative to the source if it has an alias.
+        versions: one per key: ETags, or for files ``size-mtime_ns`` or :func:`digest_version`.
         recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
-        randomness: (augment seed, epoch) if the recipe is random, otherwise ``None``.
-        members: names of members of objects, hashed after the key. As many as keys.
-        fields: further fields, hashed after the version: name, key, member ("" if there is none) and version.
+        randomness: (augment seed, epoch) for a random recipe, otherwise ``None``.
+        members: names of the objects' members, one per key, hashed after the key.
+        fields: further fields, hashed after the version: name, key, member (or "") and version.
     """
     head = hashlib.blake2b(with_length(bucket.encode()), digest_size=ID_BYTES)
     tail = with_length(recipe_digest)
@@ -128,12 +127,12 @@ def sample_ids(
         tail += with_length(augment_seed.to_bytes(8, "little", signed=True))
         tail += with_length(epoch.to_bytes(8, "little"))
     ids = []
-    # Members, randomness and further fields each change the number of hashed fields, so that ids of
-    # different kinds never collide.
+    # Members, randomness and further fields each change the number of hashed fields, so ids of
+    # different kinds cannot collide.
     encoded = repeat(b"") if members is None else map(with_length, members)
     tails = map(b"".join, zip(*map(_framed, fields), repeat(tail), strict=False)) if fields else repeat(tail)
     for (key, version), member, tail in zip(zip(keys, versions, strict=True), encoded, tails, strict=False):
-        # The bucket is hashed only once.
+        # Hash the bucket only once.
         state = head.copy()
         state.update(
             len(key).to_bytes(8, "little")
@@ -159,11 +158,9 @@ def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
 
     ``offsets`` contains the start of each batch, in samples, and the end of the last one.
     """
-    # Processes that only start others do not import it.
-    import numpy as np
+    import numpy as np  # not needed by processes that only start others
 
     count = len(ids) // ID_BYTES
-    # Prefix the ids of all batches with their length at once.
     framed = np.empty((count, 8 + ID_BYTES), dtype=np.uint8)
     framed[:, :8] = np.frombuffer(ID_BYTES.to_bytes(8, "little"), dtype=np.uint8)
     framed[:, 8:] = np.frombuffer(ids, dtype=np.uint8).reshape(count, ID_BYTES)

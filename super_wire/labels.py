@@ -1,4 +1,4 @@
-"""The labels of many samples, packed: the text form of their dtype, and their bytes.
+"""Packed labels of many samples: their dtype as text, and their bytes.
 
 | labels | text |
 |---|---|
@@ -7,10 +7,9 @@
 | lists that vary by sample | the shape begins with a star: ``int64[*]``, ``float64[*,4]`` |
 | named fields | a JSON object with the text of each field, in order: ``{"age":"int64","box":"float64[4]"}`` |
 
-The bytes of labels with the same number of items in each field are a numpy array, in C-order,
-without gaps between fields. Those of :class:`RaggedLabels` are the number of samples (uint32); a
-row per sample, with the number of items (uint32) in place of a list; and the items of all
-samples, list by list.
+Labels of a fixed size are packed as a numpy array, in C-order, without gaps between fields.
+:class:`RaggedLabels` are packed as the number of samples (uint32); a row per sample, with the
+number of items (uint32) in place of a list; and the items of all samples, list by list.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# Text from the network must not produce an unexpected dtype: names must be in this list,
-# sizes are bounded and nothing is evaluated.
+# Text from the network must not produce an unexpected dtype: names are listed here, sizes are bounded
+# and nothing is evaluated.
 LABEL_KINDS = frozenset(
     {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"}
     | {"float16", "float32", "float64"}
 )
 
-# The maximum size of one sample's label: a reply contains the labels of a whole batch.
+# Limit for a sample's label, because a reply contains the labels of a whole batch.
 MAX_LABEL_BYTES = 2**16
 MAX_LABEL_FIELDS = 64
 
@@ -52,26 +51,25 @@ _COUNT = np.dtype(np.uint32)
 
 
 class LabelField(NamedTuple):
-    """The type of a label or field: a dtype and shape, or a list of such items if it ``varies``."""
+    """The type of a label or field: a dtype with shape, or a list of such items if it ``varies``."""
 
     dtype: np.dtype[Any]
     varies: bool = False
 
     @property
     def of_row(self) -> np.dtype[Any]:
-        """The dtype of the fixed-size part: the number, the array, or the length of the list."""
+        """The dtype of the fixed-size part: the number or array, or the length of the list."""
         return _COUNT if self.varies else self.dtype
 
 
 def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
-    """Return the dtype text of labels with these fields. Unnamed labels have one field with an empty name."""
+    """Return the dtype text of these fields. Unnamed labels have one field with an empty name."""
     texts = {}
     for name, field in fields.items():
         shape = ["*"] * field.varies + [str(size) for size in field.dtype.shape]
         texts[name] = field.dtype.base.name + (f"[{','.join(shape)}]" if shape else "")
     text = texts[""] if "" in texts else json.dumps(texts, separators=(",", ":"), ensure_ascii=False)
-    # This raises if a reader would refuse the labels.
-    label_fields_of(text)
+    label_fields_of(text)  # raises if a reader would refuse the labels
     return text
 
 
@@ -85,9 +83,9 @@ def label_dtype_of(text: str) -> np.dtype[Any]:
 
 @lru_cache(maxsize=64)
 def label_fields_of(text: str) -> Mapping[str, LabelField]:
-    """Parse the fields in a dtype text, in order. Unnamed labels have one field with an empty name.
+    """Return the fields in a dtype text, in order. Unnamed labels have one field with an empty name.
 
-    Raises ``ConfigError`` with the text if it is invalid or its labels would be too large.
+    Raises ``ConfigError`` if the text is invalid or its labels would be too large.
     """
     try:
         fields = _fields(text) if text.startswith("{") else {"": _plain(text)}
@@ -96,7 +94,7 @@ def label_fields_of(text: str) -> Mapping[str, LabelField]:
     size = sum(field.of_row.itemsize for field in fields.values())
     if size > MAX_LABEL_BYTES:
         raise ConfigError(
-            f"labels of dtype {text[:200]!r} take {size} bytes, more than the limit of {MAX_LABEL_BYTES}"
+            f"labels of dtype {text[:200]!r} have {size} bytes, more than the limit of {MAX_LABEL_BYTES}"
         )
     return fields
 
@@ -110,14 +108,10 @@ def _plain(text: str) -> LabelField:
     sizes = match[2].split(",") if match[2] else []
     varies = sizes[:1] == ["*"]
     shape = tuple(map(int, sizes[varies:]))
-    if math.prod(shape) > MAX_LABEL_BYTES:  # numpy would raise a different error for its limits
-        raise ValueError(
-            f"a label has {math.prod(shape)} numbers, which take more than {MAX_LABEL_BYTES} bytes"
-        )
-    dtype = np.dtype((match[1], shape))
-    if dtype.itemsize > MAX_LABEL_BYTES:
-        raise ValueError(f"a label takes {dtype.itemsize} bytes, more than the limit of {MAX_LABEL_BYTES}")
-    return LabelField(dtype, varies)
+    size = math.prod(shape) * np.dtype(match[1]).itemsize
+    if size > MAX_LABEL_BYTES:  # checked first, because numpy has other errors for its own limits
+        raise ValueError(f"a label has {size} bytes, more than the limit of {MAX_LABEL_BYTES}")
+    return LabelField(np.dtype((match[1], shape)), varies)
 
 
 def _fields(text: str) -> dict[str, LabelField]:
@@ -136,22 +130,22 @@ def _fields(text: str) -> dict[str, LabelField]:
     return {name: _plain(kind) for name, kind in zip(names, kinds, strict=True)}
 
 
-# Class names are sent in one gRPC message, which is limited to 4 MiB by default.
+# All class names are sent in one gRPC message, whose default limit is 4 MiB.
 MAX_CLASS_NAMES_BYTES = 2**21
 _COUNT_BYTES = 4
 
 
 def checked_classes(classes: object) -> tuple[str, ...]:
-    """Return checked class names by label. Raises ``ConfigError`` with a description of valid names."""
+    """Return class names by label. Raises ``ConfigError`` if they are invalid."""
     names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
-    texts = all(isinstance(name, str) and name and clean_text(name) == name for name in names)
-    if not names or not texts or len(set(names)) < len(names):
+    are_texts = all(isinstance(name, str) and name and clean_text(name) == name for name in names)
+    if not names or not are_texts or len(set(names)) < len(names):
         raise ConfigError(
             "classes must be distinct names in the order of their labels, such as the classes of a training "
             f"set, not {str(classes)[:80]!r}. Omit classes if labels are numbers"
         )
     if sum(len(name.encode()) for name in names) > MAX_CLASS_NAMES_BYTES:
-        raise ConfigError(f"the names of all classes may take at most {MAX_CLASS_NAMES_BYTES} bytes in total")
+        raise ConfigError(f"class names may have at most {MAX_CLASS_NAMES_BYTES} bytes in total")
     return names
 
 
@@ -159,9 +153,9 @@ class RaggedLabels(Sequence[Any]):
     """Labels with one or more lists whose lengths vary by sample.
 
     ``labels[3]`` is the label of the fourth sample: a dict by field name, in which a list is an array of
-    shape (items, ...), possibly empty. Unnamed labels are such an array. ``labels["boxes"]`` is one field
-    of all samples. ``rows`` contains the number of items instead of each list. ``values`` contains, for
-    each list by name, the items of all samples, concatenated.
+    shape (items, ...), possibly empty. An unnamed label is such an array. ``labels["boxes"]`` is a field of
+    all samples. ``rows`` has the number of items in place of each list. ``values`` maps the names of lists
+    to the concatenated items of all samples.
     """
 
     def __init__(self, rows: NDArray[Any], values: Mapping[str, NDArray[Any]]) -> None:
@@ -170,7 +164,7 @@ class RaggedLabels(Sequence[Any]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the fields, or one empty name for unnamed labels."""
+        """The field names, or one empty name for unnamed labels."""
         return self.rows.dtype.names or ("",)
 
     def __len__(self) -> int:
@@ -187,7 +181,7 @@ class RaggedLabels(Sequence[Any]):
         rows, values = self.rows[item], {}
         for name in self.values:
             ends, counts = self._ends[name][item], self.of_rows(name)[item].astype(np.int64)
-            # An item's distance from the end of its list does not change.
+            # The distance of an item from the end of its list stays the same.
             moved = np.repeat(ends - np.cumsum(counts), counts)
             values[name] = self.values[name][moved + np.arange(len(moved))]
         return RaggedLabels(rows, values)
@@ -201,7 +195,7 @@ class RaggedLabels(Sequence[Any]):
         return column
 
     def map(self, change: Callable[[NDArray[Any]], NDArray[Any]]) -> RaggedLabels:
-        """Return the same labels with ``change`` applied to the items of every list."""
+        """Return the labels with ``change`` applied to the items of every list."""
         return RaggedLabels(self.rows, {name: change(items) for name, items in self.values.items()})
 
     def _of_sample(self, name: str, index: int) -> Any:
@@ -216,7 +210,7 @@ Labels: TypeAlias = "NDArray[Any] | RaggedLabels"
 
 
 def labels_text(labels: Labels) -> str:
-    """Return the labels' dtype as text, or raise ``ConfigError``."""
+    """Return the labels' dtype as text. Raises ``ConfigError`` if it is not supported."""
     if not isinstance(labels, RaggedLabels):
         kind = labels.dtype
         named = {name: LabelField(kind[name]) for name in kind.names or ()}
@@ -232,7 +226,7 @@ def labels_text(labels: Labels) -> str:
 def label_sizes(
     labels: Labels, text: str, indices: NDArray[np.int64] | slice = slice(None)
 ) -> NDArray[np.int64]:
-    """Return the packed size in bytes of each label, or only of those at ``indices``."""
+    """Return the packed sizes of labels in bytes, by default of all."""
     fields, row_bytes = label_fields_of(text), label_dtype_of(text).itemsize
     rows = labels.rows[indices] if isinstance(labels, RaggedLabels) else labels[indices]
     sizes = np.full(len(rows), row_bytes, dtype=np.int64)
@@ -243,7 +237,7 @@ def label_sizes(
 
 
 def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
-    """Yield the bytes of labels with this dtype, in pieces."""
+    """Pack labels as this dtype. Yields their bytes in pieces."""
     if not isinstance(labels, RaggedLabels):
         yield labels.astype(label_dtype_of(text).base, copy=False).tobytes()
         return
@@ -254,23 +248,23 @@ def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
 
 
 def unpack_labels(data: bytes, text: str, size: int | None = None) -> Labels:
-    """Unpack the labels of ``size`` samples (by default all) as views of ``data``."""
+    """Unpack labels as views of ``data``. Raises ``ConfigError`` unless there are ``size`` labels."""
     lists = {name: field.dtype for name, field in label_fields_of(text).items() if field.varies}
-    rows, wrong = label_dtype_of(text), ""
+    rows, reason = label_dtype_of(text), ""
     try:
-        labels = _unpacked(data, text, rows, lists) if lists else np.frombuffer(data, dtype=rows)
+        labels = _unpack_ragged(data, text, rows, lists) if lists else np.frombuffer(data, dtype=rows)
         if size in {None, len(labels)}:
             return labels
     except ValueError as error:
-        wrong = f": {error}"
-    whose = "samples" if size is None else f"{size} samples"
+        reason = f": {error}"
+    samples = "samples" if size is None else f"{size} samples"
     raise ConfigError(
-        f"cannot unpack {len(data)} bytes as the labels of {whose} of dtype {text[:200]!r}{wrong}; use "
+        f"cannot unpack {len(data)} bytes as the labels of {samples} of dtype {text[:200]!r}{reason}. Use "
         "the same version of SUPER on both sides"
     )
 
 
-def _unpacked(
+def _unpack_ragged(
     data: bytes, text: str, kind: np.dtype[Any], lists: Mapping[str, np.dtype[Any]]
 ) -> RaggedLabels:
     size, at = int.from_bytes(data[:_COUNT_BYTES], "little"), _COUNT_BYTES
@@ -281,16 +275,16 @@ def _unpacked(
         values[name] = np.frombuffer(data, dtype=of_item, count=count, offset=at)
         at += values[name].nbytes
     if at != len(data):
-        raise ValueError(f"{len(data) - at} bytes are left over")
+        raise ValueError(f"there are {len(data) - at} excess bytes")
     labels = RaggedLabels(rows, values)
     # The dtype does not bound the lengths of lists.
     if size and label_sizes(labels, text).max() > MAX_LABEL_BYTES:
-        raise ValueError(f"a label takes more than the limit of {MAX_LABEL_BYTES} bytes")
+        raise ValueError(f"a label has more than {MAX_LABEL_BYTES} bytes")
     return labels
 
 
 def joined(parts: Sequence[Labels]) -> Labels:
-    """Concatenate labels that arrived in one or more parts. The result is read-only."""
+    """Concatenate one or more parts of labels. The result is read-only."""
 
     def join(arrays: Sequence[Any]) -> NDArray[Any]:
         array: NDArray[Any] = np.concatenate(arrays)
@@ -305,17 +299,17 @@ def joined(parts: Sequence[Labels]) -> Labels:
 
 
 class SampleList(Sequence[tuple[str, Any]]):
-    """A sequence of ``(path, label)`` in the order of the catalog, created on access.
+    """A sequence of ``(path, label)`` in catalog order, created on access.
 
-    Paths are files, or URLs of objects (``s3://bucket/key``). Members of objects are shown as
-    ``path::member``. A label is an int or a float if the dataset has numbers, an array or a numpy
-    record for arrays or fields, or a dict if a field varies in length. ``keys`` contains the keys
-    one after another, and ``lengths`` their lengths as little-endian numbers of 4 bytes each.
+    Paths are files, or URLs of objects (``s3://bucket/key``), followed by ``::member`` for a member of an
+    object. A label is an int or float, an array, a numpy record if it has fields, or a dict if a field
+    varies in length. ``keys`` are the concatenated keys, and ``lengths`` their lengths as little-endian
+    uint32.
     """
 
     def __init__(self, bucket: str, keys: bytes, lengths: bytes, labels: Labels) -> None:
         self._below = bucket.removeprefix("file://").rstrip("/") + "/"
-        # Memory per sample is the length of its key plus 16 bytes.
+        # Each sample takes the length of its key plus 16 bytes.
         self._keys = keys
         self._ends = np.cumsum(np.frombuffer(lengths, dtype="<u4"), dtype=np.int64)
         self.labels = labels

@@ -1,4 +1,4 @@
-"""Conversion of dataclasses to and from JSON messages, with a check of every field."""
+"""Conversion of dataclasses to and from JSON messages, with checks of all fields."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ _Message = TypeVar("_Message")
 
 
 def mapping_of(message: Any, optional: Collection[str] = ()) -> dict[str, Any]:
-    """Return a message's fields as JSON values, except ``optional`` fields that are empty."""
+    """Return a message's fields as JSON values, without ``optional`` fields that are empty."""
     values = {entry.name: getattr(message, entry.name) for entry in fields(message)}
-    # Messages without optional fields look the same as before those existed.
     return {name: _json_of(value) for name, value in values.items() if value or name not in optional}
 
 
@@ -37,11 +36,11 @@ def message_in(
     types: Mapping[str, Any] = MappingProxyType({}),
     count_max: int = _COUNT_MAX,
 ) -> _Message:
-    """Build a message from JSON values, each checked against its field's annotation, or raise ConfigError.
+    """Build a message from JSON values. Raises ``ConfigError`` if one does not match its annotation.
 
-    ``super_{kind}`` in the mapping is its ``version``. ``reader`` is the program that reads it, for
-    errors. ``types`` maps annotations of fields to their string enumerations and dataclasses of counts.
-    No integer may exceed ``count_max``.
+    ``super_{kind}`` in the mapping must be ``version``. ``reader`` is the reading program, for errors.
+    ``types`` maps annotations to string enumerations and dataclasses of counts. No integer may exceed
+    ``count_max``.
     """
     sent_version = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
     if not isinstance(mapping, dict) or type(sent_version) is not int or sent_version != version:
@@ -82,12 +81,12 @@ def _json_of(value: Any) -> Any:
 
 
 def _is_count(value: object, count_max: int = _COUNT_MAX) -> bool:
-    # Not isinstance(): True and False are ints too.
+    # isinstance() would accept True and False.
     return type(value) is int and 0 <= value <= count_max
 
 
 def _are_counts(items: object, count_max: int) -> bool:
-    # A call for each of the thousands of items would cost more than parsing their JSON.
+    # Calling _is_count() for each of thousands of items would cost more than parsing their JSON.
     if not isinstance(items, (list, tuple)) or not set(map(type, items)) <= {int}:
         return False
     return not items or 0 <= min(items) <= max(items) <= count_max
@@ -99,7 +98,7 @@ def _are_texts(items: object) -> bool:
 
 def _is_hex(value: object) -> bool:
     try:
-        # Without capitals and spaces, so that equal bytes have equal texts.
+        # Refuse capitals and spaces, so equal bytes have equal texts.
         return isinstance(value, str) and bytes.fromhex(value).hex() == value
     except ValueError:
         return False
@@ -111,7 +110,7 @@ def _fits(value: object, cls: Any) -> bool:
     return isinstance(value, dict) and all(_is_count(value.get(entry.name)) for entry in fields(cls))
 
 
-# annotation of a field -> check of its JSON value, in which no integer may exceed the second argument
+# Annotation -> check of a JSON value, whose integers must not exceed the second argument.
 _CHECKS: dict[str, Callable[[Any, int], bool]] = {
     "str": lambda value, _: isinstance(value, str),
     "bytes": lambda value, _: _is_hex(value),

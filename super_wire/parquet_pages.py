@@ -1,21 +1,21 @@
-"""The page headers of a Parquet column chunk, which contain the sizes of pyarrow's allocations."""
+"""The page headers of a Parquet column chunk, which determine what pyarrow allocates."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-# pyarrow ignores the sizes in the footer: it unpacks each page into a buffer sized by the page header.
+# pyarrow ignores the footer's sizes: a page's own header sizes the buffer for the unpacked page.
 _PAGES_MAX = 2**16
 _VALUE_BYTES = 16  # pyarrow's overhead per dictionary value, or per length in an encoded list of lengths
 _INT32_END = 2**31
 _VARINT_BYTES = 10
 _DEPTH = 3  # page header, data page header, statistics
-_FIELD_MAX = 2**15 - 1  # Thrift truncates larger numbers to 16 bits, so they could alias another field
+_FIELD_MAX = 2**15 - 1  # Thrift truncates larger numbers to 16 bits, which could alias another field
 # Field numbers of a page header, and of its nested headers: number of values, encoding.
 _UNPACKED, _PACKED = 2, 3
 _NESTED = {5: (1, 2), 7: (1, 2), 8: (1, 4)}
-# Plain, both dictionary encodings, delta lengths, and those of numbers. A page in any other encoding may
-# hold far more values than its bytes suggest.
+# Plain, both dictionary encodings, delta lengths, and number encodings. In others, a page may have far
+# more values than its bytes suggest.
 _ENCODINGS = frozenset({0, 2, 3, 5, 6, 8, 9})
 # Type codes of a compact struct.
 _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, 12
@@ -30,7 +30,7 @@ class Bytes(Protocol):
 
 
 class PagesError(ValueError):
-    """The pages of a chunk must not be decoded, because they are too large or cannot be checked."""
+    """Pages are too large to decode, or cannot be checked."""
 
     def __init__(self, reason: str, *, is_large: bool = False) -> None:
         super().__init__(reason)
@@ -38,10 +38,10 @@ class PagesError(ValueError):
 
 
 def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
-    """Check the pages of a column chunk and return its number of values.
+    """Check the pages of a column chunk. Returns its number of values.
 
-    Raises ``PagesError`` if they unpack to more than ``unpacked_bytes``, if the values of one page
-    do not fit into ``limit_bytes``, or if a header is broken.
+    Raises ``PagesError`` if they unpack to more than ``unpacked_bytes``, a page's values do not fit into
+    ``limit_bytes``, or a header is broken.
     """
     at, pages, total_bytes, total_values = 0, 0, 0, 0
     while at < len(chunk):
@@ -54,9 +54,7 @@ def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
         except (IndexError, KeyError, TypeError, ValueError) as error:
             raise PagesError(f"the file has a broken page header: {error!r:.80}") from error
         if not encodings <= _ENCODINGS:
-            raise PagesError(
-                f"the file uses the encodings {encodings}, not all of which are supported: write plain values"
-            )
+            raise PagesError(f"the file uses unsupported encodings (it has {encodings}): write plain values")
         at += packed_bytes
         pages += 1
         total_bytes += size_bytes
@@ -79,7 +77,7 @@ def _size(value: Any) -> int:
 
 
 def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Return the fields of a compact Thrift struct, by number, and its end. Skips strings and doubles."""
+    """Return a compact Thrift struct's fields by number, and its end. Skips strings and doubles."""
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:
@@ -101,7 +99,7 @@ def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
             at += 1 if kind == _BYTE else 8
         elif kind not in {_TRUE, _FALSE}:
             raise ValueError(f"a field has the unknown type {kind}")
-        if number in fields or not 0 <= number <= _FIELD_MAX:  # Thrift would use the last one
+        if number in fields or not 0 <= number <= _FIELD_MAX:  # Thrift would use the repeated field
             raise ValueError(f"field {number} is repeated or out of range")
         fields[number] = value
     return fields, at + 1

@@ -1,22 +1,20 @@
-"""The protocol between sampler and coordinator: its version, addresses and the form of failures."""
+"""The protocol between sampler and coordinator: its version, metadata and addresses."""
 
 from __future__ import annotations
 
 import re
-import sys
 from functools import cache
-from pathlib import Path
 
 from superdl.super_wire.recipe import PIPELINE_VERSION
 
 # A coordinator refuses clients of any other version.
 PROTOCOL_VERSION = 1
-# Trailing metadata with the class of :mod:`superdl.super_wire.errors` to raise. The status details are
-# its message.
+# Trailing metadata: the class of :mod:`superdl.super_wire.errors` to raise, with the status details
+# as its message.
 ERROR_METADATA_KEY = "super-error"
-# Metadata with ``Bearer <token>`` for a coordinator that requires one.
+# Metadata: ``Bearer <token>``, for a coordinator that requires a token.
 TOKEN_METADATA_KEY = "authorization"  # noqa: S105  # the name of a header, not a token
-# A ``NextBatches`` reply stays below this unless its first batch alone is larger.
+# Limit for a ``NextBatches`` reply, unless its first batch alone is larger.
 MAX_REPLY_BYTES = 2**20
 _HOST_AND_PORT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
 _PORT_MAX = 65_535
@@ -40,9 +38,10 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 @cache
 def installed_version() -> str:
-    """Return the version of SUPER, or ``0+unpackaged`` and the pipeline version if it is not installed."""
-    # Where importlib.metadata finds it too, but that takes 10 ms at each start.
-    for place in map(Path, sys.path):
-        for found in place.glob("superdl-*.dist-info"):
-            return found.name.removeprefix("superdl-").removesuffix(".dist-info")
-    return f"0+unpackaged.p{PIPELINE_VERSION}"
+    """Return SUPER's version, or ``0+unpackaged`` with the pipeline version if it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
+    try:
+        return version("superdl")
+    except PackageNotFoundError:
+        return f"0+unpackaged.p{PIPELINE_VERSION}"

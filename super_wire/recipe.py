@@ -1,4 +1,4 @@
-"""Recipes: the declarative work that a function does on a sample, as JSON without any code."""
+"""Recipes: how functions process samples, as JSON without any code."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from superdl.super_wire.errors import ConfigError, RecipeError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field, digest128
 from superdl.super_wire.recipe_steps import DECODED, OPS, canonical_steps
 
-# Part of every digest. Increase it whenever the pixels that a step produces change.
+# Part of every digest. Increase it whenever a step produces different pixels.
 PIPELINE_VERSION = 1
-_MAX_STEPS = 64
 _INT32 = 2**31
 _INT64 = 2**63
 _SHIPPED_STEPS = "superdl.lambda_prefetch."
 
 _SIZES = "resize= is the shorter side and crop= the side of the central square, such as resize=256, crop=224"
-# Advice for argument names from other libraries. All other names are assumed to be sizes.
+# Advice for argument names from other libraries. All other names get advice on sizes.
 _ELSEWHERE = {
     "mean std normalize scale rescale_factor dtype": "samples are uint8 and are normalised after the cache: "
     "use SuperDataset(..., transform=Augment(mean=..., std=...)) or your own transform",
@@ -34,9 +33,9 @@ _ELSEWHERE = {
 class Recipe:
     """The processing of every sample between its encoded bytes and the cache.
 
-    An encoded image is first decoded to upright RGB uint8 of shape (height, width, 3), unless the first step
-    is a custom one that takes ``"bytes"``. The steps then run in order. Equality, hash and :attr:`digest`
-    follow the canonical form: ``Recipe.image(crop=224)`` equals a recipe whose step has ``"size": 224.0``.
+    Images are decoded to upright RGB uint8 of shape (height, width, 3), unless the first step is a custom
+    one with ``"bytes"`` as its input. The steps run in order. Equality, hash and :attr:`digest` follow the
+    canonical form: ``Recipe.image(crop=224)`` equals a recipe whose step has ``"size": 224.0``.
 
     >>> recipe = Recipe([{"op": "resize", "size": 256}, {"op": "center_crop", "size": 224}])
     >>> recipe == Recipe.image(resize=256, crop=224)
@@ -47,8 +46,8 @@ class Recipe:
     Args:
         steps: mappings such as ``{"op": "resize", "size": 256}``, or a list of them for each field of a
             sample (see :meth:`fields`).
-        augment_seed: the seed of random steps, together with epoch and sample. It has no effect without
-            random steps. It is not the shuffle seed, so trials with different shuffles share samples.
+        augment_seed: seeds random steps, together with epoch and sample, and has no effect without them. It
+            is not the shuffle seed, so trials with different shuffles share samples.
 
     Raises:
         RecipeError: a step is unknown, has the wrong type or is out of range. The message names it.
@@ -58,8 +57,8 @@ class Recipe:
 
     augment_seed: int
     digest: bytes
-    """The BLAKE2b-128 of pipeline version and canonical steps. The augment seed goes into sample ids
-    instead. A file that a shipped step reads is included by its SHA-256, regardless of its path.
+    """The BLAKE2b-128 of the pipeline version and the canonical steps. The augment seed is part of sample
+    ids instead. A file that a shipped step reads is included by its SHA-256, regardless of its path.
     """
     json: str
     """The canonical JSON. Equal recipes have equal JSON."""
@@ -83,7 +82,7 @@ class Recipe:
             }
         else:
             self.parts = {}
-            self.steps = named = _steps(steps)
+            self.steps = named = canonical_steps(steps)
             hashed = [*map(_without_file_path, named)]
         if isinstance(augment_seed, bool) or not isinstance(augment_seed, int):
             raise RecipeError(f"augment_seed must be an integer, not {augment_seed!r}")
@@ -98,11 +97,11 @@ class Recipe:
 
     @classmethod
     def fields(cls, **recipes: Recipe) -> Recipe:
-        """Make a recipe for samples of several objects, as listed in a key list, with one recipe per field.
+        """Create a recipe for samples of several objects in a key list, from one recipe per field.
 
         A sample is a dict of arrays. ``image`` is the object in the list's ``key`` column, and ``mask`` the
-        one in the columns ``mask.key``, ``mask.member`` and so on. A random step that two fields have draws
-        the same numbers in both. It is matched by its position among the steps of its kind.
+        one in the columns ``mask.key``, ``mask.member`` and so on. A random step in two fields draws the same
+        numbers in both. Such steps are matched by their positions among the steps of their kind.
 
         >>> masks = Recipe.fields(image=Recipe.image(crop=224), mask=Recipe.mask(crop=224))
 
@@ -125,10 +124,10 @@ class Recipe:
 
     @classmethod
     def mask(cls, *, resize: int | None = None, crop: int | None = None, **unknown: Never) -> Recipe:
-        """Make a recipe for segmentation masks: class numbers as uint8 or uint16 (height, width), never RGB.
+        """Create a recipe for segmentation masks: uint8 or uint16 class numbers (height, width), never RGB.
 
         Args:
-            resize: the shorter side in pixels, resized by nearest neighbour.
+            resize: the shorter side in pixels, by nearest neighbour.
             crop: the side of the central square in pixels. A smaller mask is padded with 0.
 
         Raises:
@@ -152,23 +151,22 @@ class Recipe:
         truncated: str = "error",
         **unknown: Never,
     ) -> Recipe:
-        """Make a recipe for torchvision's usual evaluation preprocessing, which produces pixels.
+        """Create a recipe for torchvision's usual evaluation preprocessing, up to pixels.
 
         Args:
             resize: the shorter side in pixels, or ``None`` to keep the size.
-            crop: the side of the central square in pixels. A smaller image gets a black border, as with
-                torchvision's CenterCrop. With ``crop``, every sample is uint8 of shape (crop, crop, 3).
-                By default, shapes follow the images.
+            crop: the side of the central square in pixels. A smaller image gets a black border, as from
+                torchvision's CenterCrop. With ``crop``, every sample is uint8 of shape (crop, crop, 3),
+                otherwise shapes vary with the images.
             reduced_decode: decode JPEGs whose shorter side is at least twice ``resize`` at 1/2, 1/4 or 1/8 of
-                their size before resizing. This is several times faster for large images but gives different
-                pixels, so a recipe with it does not share samples with a recipe without it.
-            truncated: ``"fill"`` fills the missing part of truncated images with grey, as Pillow's
-                ``LOAD_TRUNCATED_IMAGES`` does. By default, they are bad samples.
+                their size before resizing. This is several times faster for large images, but produces
+                different pixels, so recipes with and without it share no samples.
+            truncated: ``"fill"`` fills the missing part of truncated images with grey, like Pillow's
+                ``LOAD_TRUNCATED_IMAGES``. By default, they are bad samples.
 
         Raises:
             RecipeError: an argument is out of range, or ``reduced_decode`` is used without ``resize``.
-            TypeError: there is no such argument. For names from other libraries, the message suggests the
-                replacement.
+            TypeError: there is no such argument. The message suggests a replacement.
         """
         for name in unknown:
             hint = next((words for names, words in _ELSEWHERE.items() if name in names.split()), _SIZES)
@@ -176,7 +174,7 @@ class Recipe:
         steps: list[Mapping[str, Any]] = []
         if reduced_decode:
             if resize is None:
-                raise RecipeError("reduced_decode decodes to a size close to resize: pass resize too")
+                raise RecipeError("reduced_decode depends on resize: pass resize too")
             steps.append({"op": "reduced_decode", "size": resize, "truncated": truncated})
         elif truncated != "error":
             steps.append({"op": "decode", "truncated": truncated})
@@ -190,22 +188,21 @@ class Recipe:
     def text(
         cls, tokenizer: str | Path, *, length: int | None = None, packed: bool = False, pad_id: int = 0
     ) -> Recipe:
-        """Make a recipe that turns UTF-8 texts into int32 token ids. Functions need ``superdl[text]``.
+        """Create a recipe that turns UTF-8 texts into int32 token ids. Functions need ``superdl[text]``.
 
         Args:
-            tokenizer: the ``tokenizer.json`` of a model. Functions read it at the same path (a relative one
-                from their working directory) and refuse a different file, based on its SHA-256.
-            length: ``None`` returns all tokens, with shape (tokens,). Otherwise the shape is (length,), and
-                texts are truncated or padded.
-            packed: whether to return (rows, length). Then nothing is cut off, and only the last row of a
-                text is padded.
+            tokenizer: a model's ``tokenizer.json``. Functions read it at the same path, relative to their
+                working directory, and refuse a file with another SHA-256.
+            length: the number of tokens. Texts are truncated or padded to shape (length,). By default, the
+                shape is (tokens,).
+            packed: split texts into rows of shape (rows, length). Only the last row is padded.
             pad_id: the token id of the padding.
 
         Raises:
             RecipeError: the file cannot be read, ``packed`` has no ``length``, or a number is out of range.
         """
         if length is not None and length < 1:
-            raise RecipeError(f"length must be a whole number of tokens, at least 1, not {length}")
+            raise RecipeError(f"length must be at least 1 token, not {length}")
         if packed and length is None:
             raise RecipeError("packed rows need a length: pass length too")
         if not -_INT32 <= pad_id < _INT32:
@@ -230,18 +227,18 @@ class Recipe:
         hop: int = 160,
         max_seconds: float = 600.0,
     ) -> Recipe:
-        """Make a recipe that turns audio files into float32 waveforms or log-mel spectrograms.
+        """Create a recipe that turns audio files into float32 waveforms or log-mel spectrograms.
 
         Functions need ``superdl[audio]``.
 
         Args:
             rate: samples per second after resampling.
-            mono: whether to average the channels. The shape is (samples,), otherwise (channels, samples).
-            samples: the length, cut or padded with zeros at the end. ``None`` keeps the length of the file.
-            mel: the number of bands of a spectrogram (mel, frames), which replaces the waveform.
+            mono: average the channels to shape (samples,). Otherwise, the shape is (channels, samples).
+            samples: the length to cut or zero-pad to, at the end. By default, the file's length.
+            mel: return a spectrogram with this number of bands, of shape (mel, frames), not the waveform.
             window: the length of the spectrogram's window in samples.
-            hop: the number of samples from one frame to the next.
-            max_seconds: the maximum length. A longer file fails, as does a file of over 512 MiB as float32.
+            hop: the number of samples between frames.
+            max_seconds: the maximum length. Longer files fail, and those of over 512 MiB as float32.
 
         Raises:
             RecipeError: a number is not greater than 0.
@@ -251,11 +248,9 @@ class Recipe:
         numbers |= {} if mel is None else {"mel": mel}
         for name, number in numbers.items():
             if not number > 0 or (name != "max_seconds" and number != int(number)):
-                raise RecipeError(
-                    f"{name} must be a number greater than 0 (a whole number, except for max_seconds), not "
-                    f"{number!r}"
-                )
-        rate, window, hop = int(rate), int(window), int(hop)  # 16000.0 and 16000 make equal recipes
+                kind = "a number" if name == "max_seconds" else "a whole number"
+                raise RecipeError(f"{name} must be {kind} greater than 0, not {number!r}")
+        rate, window, hop = int(rate), int(window), int(hop)  # recipes for 16000.0 and 16000 are equal
         read = {"rate": rate, "max_seconds": float(max_seconds), "mono": mono, "samples": int(samples or 0)}
         steps = [{**_shipped_step("audio_steps:waveform", **read), "input": "bytes"}]
         if mel is not None:
@@ -264,16 +259,16 @@ class Recipe:
 
     @classmethod
     def video(cls, frames: int, size: int, *, fps: float | None = None, start: float = 0.0) -> Recipe:
-        """Make a recipe for video clips, as uint8 (frames, size, size, 3) in RGB.
+        """Create a recipe for video clips, as RGB uint8 of shape (frames, size, size, 3).
 
         Functions need ``superdl[video]``.
 
         Args:
-            frames: the number of frames. Each is the frame displayed at its time. After the end of the
-                video, the last frame is repeated.
-            size: the side of the central square in pixels. The shorter side of a frame is resized to it.
-            fps: frames per second. ``None`` spreads the frames evenly over the video.
-            start: the start of the clip in seconds after the first frame of the video.
+            frames: the number of frames: those displayed at their times. Past the end of the video, the
+                last frame is repeated.
+            size: the side of the central square in pixels, to which the shorter side is resized.
+            fps: frames per second. By default, the frames are spread evenly over the video.
+            start: the start of the clip in seconds after the video's first frame.
 
         Raises:
             RecipeError: a number is out of range.
@@ -283,13 +278,13 @@ class Recipe:
             if not number > 0:
                 raise RecipeError(f"{name} must be a number greater than 0, not {number!r}")
         if not start >= 0:
-            raise RecipeError(f"start must not be before the video's first frame, at 0; got {start!r}")
+            raise RecipeError(f"start must be a number of seconds from 0, not {start!r}")
         params = {"frames": frames, "size": size, "fps": float(fps or 0), "start": float(start)}
         return cls([{**_shipped_step("video_steps:clip", **params), "input": "bytes"}])
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Recipe:
-        """Parse the text in :attr:`json`. A recipe for a different pipeline version is rejected."""
+        """Parse :attr:`json`. Raises :class:`RecipeError` if it is invalid or of another pipeline version."""
         try:
             fields = json.loads(text)
             version, steps, seed = fields["pipeline"], fields["steps"], fields["augment_seed"]
@@ -299,14 +294,14 @@ class Recipe:
             ) from error
         if version != PIPELINE_VERSION:
             raise RecipeError(
-                f"the recipe needs pipeline {version!r}, not {PIPELINE_VERSION}: use the same version of "
+                f"the recipe is for pipeline {version!r}, not {PIPELINE_VERSION}: use the same version of "
                 "SUPER everywhere"
             )
         return cls(steps, augment_seed=seed)
 
     @property
     def random(self) -> bool:
-        """Whether a step is random, so that every epoch has new sample ids."""
+        """Whether a step is random. If so, every epoch has new sample ids."""
         if self.parts:
             return any(part.random for part in self.parts.values())
         return any(OPS[step["op"]].random or step.get("random", False) for step in self.steps)
@@ -318,9 +313,9 @@ class Recipe:
 
     @property
     def output_shape(self) -> tuple[int, int, int] | None:
-        """The shape (height, width, 3) of every sample, or ``None``.
+        """The shape (height, width, 3) of every sample.
 
-        It is ``None`` if shapes follow the images or a custom step, and for masks and fields.
+        ``None`` for masks and fields, and if shapes vary with the images or are up to a custom step.
         """
         if self.parts or (self.steps and self.steps[0]["op"] == "mask"):
             return None
@@ -345,26 +340,18 @@ class Recipe:
         return Recipe.from_json, (self.json,)
 
 
-def _steps(steps: object) -> tuple[Mapping[str, Any], ...]:
-    if isinstance(steps, (str, bytes)) or not isinstance(steps, Sequence):
-        raise RecipeError(f"a recipe's steps must be a list of mappings, not {steps!r}")
-    if len(steps) > _MAX_STEPS:
-        raise RecipeError(f"a recipe may have at most {_MAX_STEPS} steps, but this one has {len(steps)}")
-    return canonical_steps(steps)
-
-
 def _parts(steps: Mapping[Any, Any], augment_seed: int) -> dict[str, Recipe]:
-    """Return the recipes of the fields, with ``image`` first and the others by name."""
+    """Return the recipe of each field, with ``image`` first and the others by name."""
     try:
         names = sorted(map(checked_field, steps), key=lambda name: (name != MAIN_FIELD, name))
     except ConfigError as error:
         raise RecipeError(str(error)) from error
     if names[:1] != [MAIN_FIELD] or len(names) > MAX_FIELDS:
         raise RecipeError(
-            f"fields must be {MAIN_FIELD}, the object in a list's key, and up to {MAX_FIELDS - 1} others, "
-            f"not {names}"
+            f"fields must be {MAIN_FIELD}, the object in a list's key column, and up to {MAX_FIELDS - 1} "
+            f"others, not {names}"
         )
-    return {name: Recipe(_steps(steps[name]), augment_seed=augment_seed) for name in names}
+    return {name: Recipe(canonical_steps(steps[name]), augment_seed=augment_seed) for name in names}
 
 
 def _shipped_step(step: str, **params: object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The steps of a recipe: the parsing of their parameters, and their output shapes."""
+"""The steps of a recipe: their parameters and output shapes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from typing import Any, TypeAlias
 from superdl.super_wire.errors import RecipeError
 
 MAX_SIDE = 16384
-# Resampling methods: Pillow's filters, by torchvision's names; antialiased except ``nearest``.
+# Pillow's resampling filters by torchvision's names. All but ``nearest`` are antialiased.
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
-# (height, width, channels) of a step's result; ``None`` if it follows the image.
+# (height, width, channels) of a step's result, with ``None`` for sides that vary with the image.
 Shape: TypeAlias = "tuple[int | None, int | None, int]"
 DECODED: Shape = (None, None, 3)
+_MAX_STEPS = 64
 _CUSTOM_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)@([\w.+-]+)")
 _MAX_CUSTOM_JSON = 65536
 _PIXELS = f"a whole number of pixels from 0 to {MAX_SIDE} for all borders, or two or four of them"
 
 
 def split_custom_name(name: str) -> tuple[str, str, str]:
-    """Split the ``module:function@version`` of a custom step into module, function and version."""
+    """Split a custom step's ``module:function@version`` into its three parts."""
     match = _CUSTOM_NAME.fullmatch(name)
     if match is None:
         raise RecipeError(f"a custom step must be named module:function@version, not {name!r}")
@@ -33,7 +34,7 @@ def split_custom_name(name: str) -> tuple[str, str, str]:
     return module, function, version
 
 
-# Parsers of parameters. Each returns the canonical value, or raises ValueError that describes a valid one.
+# Parsers of parameters. Each returns the canonical value, or raises a ValueError that describes valid ones.
 
 
 def _number(value: Any, low: float, high: float, expected: str, *, whole: bool = False) -> float:
@@ -59,18 +60,17 @@ def _side_or_sides(value: Any) -> int | list[int]:
 
 
 def _area(value: Any) -> int | list[int]:
-    """Return the side of a square, or (height, width). Two equal sides become one."""
+    """Parse (height, width), or the side of a square. Two equal sides become one."""
     sides = _side_or_sides(value)
     return sides[0] if isinstance(sides, list) and sides[0] == sides[1] else sides
 
 
 def _padding(value: Any) -> int | list[int]:
-    """Return the number of pixels on all borders, or on (left, top, right, bottom)."""
-    given = value if isinstance(value, (list, tuple)) else [value]
-    borders = [int(_number(border, 0, MAX_SIDE, _PIXELS, whole=True)) for border in given]
+    values = value if isinstance(value, (list, tuple)) else [value]
+    borders = [int(_number(border, 0, MAX_SIDE, _PIXELS, whole=True)) for border in values]
     if len(borders) not in {1, 2, 4}:
         raise ValueError(_PIXELS)
-    # One value applies to all borders. Two are (left and right, top and bottom).
+    # One value is for all borders, two are for (left and right, top and bottom).
     left, top, right, bottom = borders * (4 // len(borders))
     return left if left == top == right == bottom else [left, top, right, bottom]
 
@@ -121,7 +121,7 @@ def _json_mapping(value: Any) -> dict[str, Any]:
         raise ValueError("a mapping of JSON values")
     if len(text) > _MAX_CUSTOM_JSON:
         raise ValueError(f"at most {_MAX_CUSTOM_JSON} bytes of JSON")
-    # The round trip yields plain JSON types, and a copy that the user cannot change.
+    # The round trip converts to plain JSON types, and copies what the user could change.
     parsed: dict[str, Any] = json.loads(text)
     return parsed
 
@@ -131,23 +131,23 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a step: the function that parses its value, and its default."""
+    """A parameter of a step: its parser and default."""
 
     read: Callable[[Any], Any]
     default: Any = _REQUIRED
-    # Omitted from the canonical form at its default, so that older recipes keep their digest and samples.
+    # Whether to omit a default from the canonical form, so older recipes keep their digests and samples.
     later: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A type of step: its output shape as a function of the input shape, and its parameters."""
+    """A type of step."""
 
-    shape: Callable[[Shape, Mapping[str, Any]], Shape]
+    shape: Callable[[Shape, Mapping[str, Any]], Shape]  # of the result, by the input's shape and the step
     parameters: Mapping[str, Parameter]
     random: bool = False
-    decodes: bool = False  # it controls decoding, so it can only be the first step
-    # Returns an error if parameters contradict each other, else "".
+    decodes: bool = False  # it controls decoding, so it must be the first step
+    # Returns an error message if parameters contradict each other, otherwise an empty string.
     fault: Callable[[Mapping[str, Any]], str] = lambda _: ""
 
 
@@ -179,7 +179,7 @@ def _padded(shape: Shape, step: Mapping[str, Any]) -> Shape:
 
 
 def sides_of(size: int | list[int]) -> tuple[int, int]:
-    """Return (height, width) for a crop's canonical ``size``."""
+    """Return (height, width) for the canonical ``size`` of a crop."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
@@ -257,17 +257,21 @@ OPS: Mapping[str, Op] = MappingProxyType(
 )
 
 
-def canonical_steps(steps: Sequence[object]) -> tuple[Mapping[str, Any], ...]:
-    """Return the canonical form of steps. Raises as :func:`canonical_step` does."""
+def canonical_steps(steps: object) -> tuple[Mapping[str, Any], ...]:
+    """Return the canonical form of a list of steps. Raises ``RecipeError`` if it is invalid."""
+    if isinstance(steps, (str, bytes)) or not isinstance(steps, Sequence):
+        raise RecipeError(f"a recipe's steps must be a list of mappings, not {steps!r}")
+    if len(steps) > _MAX_STEPS:
+        raise RecipeError(f"a recipe may have at most {_MAX_STEPS} steps, but this one has {len(steps)}")
     is_mask = bool(steps) and isinstance(steps[0], Mapping) and steps[0].get("op") == "mask"
     return tuple(canonical_step(step, number, is_mask=is_mask) for number, step in enumerate(steps, start=1))
 
 
 def canonical_step(step: object, number: int, *, is_mask: bool = False) -> Mapping[str, Any]:
-    """Return the canonical form of a step as a new mapping, or raise ``RecipeError``.
+    """Return the canonical form of a step as a new mapping. Raises ``RecipeError`` if it is invalid.
 
-    ``number`` is its position, from 1. ``is_mask`` means that it follows ``mask``, so its pixels are
-    class numbers, which must not be interpolated.
+    ``number`` is its position, from 1. If ``is_mask``, its pixels are class numbers, which must not be
+    interpolated.
     """
     if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
         raise RecipeError(
@@ -285,7 +289,7 @@ def canonical_step(step: object, number: int, *, is_mask: bool = False) -> Mappi
         )
     if is_mask and "interpolation" in kind.parameters:
         step = {"interpolation": "nearest", **step}
-    # Equivalent steps must have equal digests, so include all parameters and use one type of number.
+    # Equivalent steps must have equal digests, so include all parameters, with one type of number.
     canonical: dict[str, Any] = {"op": op}
     for name, parameter in kind.parameters.items():
         value = step.get(name, parameter.default)
@@ -312,9 +316,9 @@ def _misplaced(kind: Op, step: Mapping[str, Any], number: int, *, is_mask: bool)
     if number > 1 and kind.decodes:
         return "it controls decoding, so it must be the first step"
     if number > 1 and step.get("input") == "bytes":
-        return 'only the first step can have input "bytes"; later steps get the result of the previous step'
+        return 'only the first step can have input "bytes"; later ones process the previous step\'s result'
     if is_mask and step["op"] == "grayscale":
         return "a mask contains numbers, not colours"
     if is_mask and "interpolation" in kind.parameters and step.get("interpolation") != "nearest":
-        return "the numbers of a mask must not be interpolated, so its interpolation must be nearest"
+        return "the numbers of a mask must not be interpolated: use interpolation nearest"
     return ""

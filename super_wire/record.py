@@ -1,4 +1,4 @@
-"""Records, the cache's values: a 64-byte header and the array's bytes, without a copy."""
+"""Records, the values in the cache: a 64-byte header and an array's bytes, which are not copied."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-# Beginning of the reason for objects whose version differs from the listed one.
+# The message for objects whose version differs from the listed one begins with this.
 CHANGED_SINCE = "changed since it was listed"
-# Reason in the tombstones that a coordinator writes after it reaches the spending cap.
+# The reason in tombstones that a coordinator writes once it has reached its spending cap.
 SPENDING_CAP = "spending_cap"
-# Reason in the tombstone under a dataset's id while its source is unavailable.
+# The reason in the tombstone under a dataset's id while its source is unavailable.
 UNAVAILABLE = "unavailable"
-# Reason in that tombstone while the source is being listed. This wait does not count toward read timeouts.
+# The same while the source is being listed. This time does not count toward read timeouts.
 LISTING = "listing"
 MAGIC = b"SUPR"
 RECORD_VERSION = 2
@@ -38,8 +38,8 @@ _HEADER = struct.Struct("<4sBBBBQQ6IIIQ")
 HEADER_BYTES = _HEADER.size
 _MAX_U32 = 2**32 - 1
 _NO_SIDES = (0,) * MAX_NDIM
-_MAX_ARRAY_BYTES = 2**63  # numpy's limit, which also counts the non-zero sides of empty arrays
-# The header as a numpy structured dtype, to read many headers at once.
+_MAX_ARRAY_BYTES = 2**63  # numpy's limit, also for the non-zero sides of empty arrays
+# The header as a numpy dtype, to read many headers at once.
 HEADER_DTYPE = np.dtype(
     [
         ("magic", "S4"),
@@ -56,7 +56,7 @@ HEADER_DTYPE = np.dtype(
     ]
 )
 
-# dtype code in the header -> numpy's name. Codes are never reused.
+# numpy's names of the dtype codes in headers. Codes are never reused.
 DTYPE_NAMES = dict(
     enumerate(("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"), 1)
 ) | {9: "float16", 10: "float32", 11: "float64", 12: "bool"}
@@ -67,10 +67,9 @@ DTYPE_CODES = {name: code for code, name in DTYPE_NAMES.items()}
 class RecordKind(enum.IntEnum):
     """The kind of a record."""
 
-    # Codes differ in at least two bits: the hash covers only the payload, and would not detect a
-    # flipped bit.
+    # Codes differ in at least two bits, because the hash does not cover the header.
     DATA = 1  # the sample: one array
-    TOMBSTONE = 2  # the reason why there is no sample
+    TOMBSTONE = 2  # the reason for the absence of a sample
     POINTER = 4  # the location of the sample's record in a store
     ARRAYS = 7  # the sample: several named arrays
 
@@ -80,7 +79,7 @@ _KINDS = frozenset(RecordKind)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The checked header of a record. ``shape`` has ``ndim`` entries, and times are in microseconds."""
+    """The checked header of a record. Times are in microseconds."""
 
     kind: RecordKind
     dtype: str
@@ -89,46 +88,40 @@ class Header:
     payload_hash: int
     fetch_us: int
     decode_us: int
-    # The first eight bytes of the sample id, as a little-endian number, so that a record under
-    # another sample's key is detected.
+    # The first eight bytes of the sample id, as a little-endian number. It reveals a record under
+    # another sample's key.
     id_prefix: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """The reason why a sample could not be produced."""
+    """The reason for the absence of a sample."""
 
     key: str
     reason: str  # a short code: undecodable, too_large, ...
     message: str
-    permanent: bool  # the object's bytes are at fault; otherwise it expires and the sample is retried
+    permanent: bool  # whether the object's bytes are at fault; other tombstones expire
 
 
 def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
-    """Return the prefixes in the records of concatenated sample ids, as uint64 of shape (samples,)."""
+    """Return the prefixes that records have for concatenated sample ids, as uint64 of shape (samples,)."""
     if len(sample_ids) % ID_BYTES:
-        raise ValueError(
-            f"each sample id must be {ID_BYTES} bytes long, but these take {len(sample_ids)} bytes in total"
-        )
-    # Each id consists of two such numbers, and the first is its prefix.
+        raise ValueError(f"sample ids have {ID_BYTES} bytes each, but these have {len(sample_ids)} in total")
+    # An id consists of two such numbers. The first is its prefix.
     return np.frombuffer(sample_ids, dtype="<u8")[::2]
 
 
 def pack(
     array: NDArray[Any], sample_id: bytes, *, fetch_us: int = 0, decode_us: int = 0
 ) -> tuple[bytes, memoryview]:
-    """Return the header and payload of ``array``. The payload is a view if the array is C-contiguous.
+    """Return a record's header and payload. The payload is a view if ``array`` is C-contiguous.
 
     Raises ``RecordError`` for more than 6 dimensions, or for one of 2**32 or more, and ``TypeError``
     for a dtype that records cannot contain.
     """
     code, stored = stored_dtype(array.dtype)
     check_shape(array.shape)
-    # Fast path for images, the common case. The memory of a subclass may hold more than its values.
-    if type(array) is np.ndarray and array.dtype == np.uint8 and array.flags.c_contiguous:
-        payload = array.reshape(-1).data
-    else:
-        payload = np.ascontiguousarray(array, dtype=stored).reshape(-1).view(np.uint8).data
+    payload = np.ascontiguousarray(array, dtype=stored).reshape(-1).view(np.uint8).data
     times = (fetch_us, decode_us)
     header = pack_header(RecordKind.DATA, payload, sample_id, code=code, shape=array.shape, times=times)
     return header, payload
@@ -137,7 +130,7 @@ def pack(
 def check_shape(shape: tuple[int, ...]) -> None:
     """Raise :class:`RecordError` for a shape that does not fit into a header."""
     if len(shape) > MAX_NDIM or any(side > _MAX_U32 for side in shape):
-        raise RecordError(f"records can have up to {MAX_NDIM} dimensions below 2**32, not shape {shape}")
+        raise RecordError(f"records have at most {MAX_NDIM} dimensions below 2**32, not shape {shape}")
 
 
 def pack_header(
@@ -149,29 +142,28 @@ def pack_header(
     shape: tuple[int, ...] | None = None,
     times: tuple[int, int] = (0, 0),
 ) -> bytes:
-    """Return the header of a record of ``kind``. If ``shape`` is omitted, the payload is plain bytes.
+    """Return the header of a record of ``kind``. Without ``shape``, the payload is plain bytes.
 
-    ``code`` is the dtype code of the payload. ``times`` are the microseconds of fetching and decoding.
+    ``code`` is the payload's dtype code. ``times`` are those of fetching and decoding in microseconds.
     """
     size = memoryview(payload).nbytes
     sides = (size,) if shape is None else shape
     head = (MAGIC, RECORD_VERSION, kind, code, len(sides), size, payload_hash(payload))
     padding, (fetch_us, decode_us) = _NO_SIDES[len(sides) :], times
-    # Longer times, over 71 minutes, do not fit into the header.
+    # Times over 71 minutes do not fit into the header.
     clipped = (min(fetch_us, _MAX_U32), min(decode_us, _MAX_U32))
     return _HEADER.pack(*head, *sides, *padding, *clipped, _id_prefix(sample_id))
 
 
 def _id_prefix(sample_id: bytes) -> int:
-    """Return the prefix of a single id, like :func:`id_prefixes` but without numpy."""
     if len(sample_id) != ID_BYTES:
-        raise ValueError(f"a sample id must be {ID_BYTES} bytes long, not {len(sample_id)}")
+        raise ValueError(f"a sample id has {ID_BYTES} bytes, not {len(sample_id)}")
     return int.from_bytes(sample_id[:8], "little")
 
 
 @functools.lru_cache(maxsize=64)  # numpy builds a dtype's name at each call
 def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
-    """Return the code of a dtype in the header, and the dtype in the byte order of records."""
+    """Return a dtype's code in headers, and the dtype in the byte order of records."""
     code = DTYPE_CODES.get(dtype.name)
     if code is None:
         raise TypeError(f"records can contain {', '.join(DTYPE_CODES)}, but not {dtype}")
@@ -190,20 +182,19 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
     ``record_bytes`` is the length of the whole record, if it is known.
 
     Raises:
-        RecordIdError: the record belongs to another sample than ``sample_id``.
-        RecordVersionError: the format version, kind or dtype is not known to this version.
-        RecordError: it is not a record, is too short or too long, or has a shape that does not match
-            the length of the payload.
+        RecordIdError: the record does not belong to ``sample_id``.
+        RecordVersionError: this version of SUPER does not support the format version, kind or dtype.
+        RecordError: the bytes are not a record, are too few or too many, or the shape does not match the
+            length of the payload.
     """
     if len(record) < HEADER_BYTES:
-        raise RecordError(f"a record must be at least {HEADER_BYTES} bytes long, not {len(record)}")
+        raise RecordError(f"a record has at least {HEADER_BYTES} bytes, not {len(record)}")
     magic, version, kind, code, ndim, payload_bytes, payload_hash, *rest = _HEADER.unpack_from(record)
     if magic != MAGIC:
-        raise RecordError(f"a record must begin with {MAGIC!r}, not {magic!r}")
+        raise RecordError(f"a record begins with {MAGIC!r}, not {magic!r}")
     if version != RECORD_VERSION:
         raise RecordVersionError(
-            f"this version of SUPER reads record version {RECORD_VERSION}, but the record has version "
-            f"{version}"
+            f"this version of SUPER reads records of version {RECORD_VERSION}, not of version {version}"
         )
     if kind not in _KINDS or code not in DTYPE_NAMES:
         raise RecordVersionError(f"record version {version} has no kind {kind} with dtype code {code}")
@@ -218,25 +209,21 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
     fetch_us, decode_us, prefix = rest[MAX_NDIM:]
     if sample_id is not None and prefix != _id_prefix(sample_id):
         raise RecordIdError(
-            f"this is the record of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
+            f"the record is of sample {prefix.to_bytes(8, 'little').hex()}..., not of {sample_id.hex()}"
         )
     return Header(RecordKind(kind), dtype, shape, payload_bytes, payload_hash, fetch_us, decode_us, prefix)
 
 
 def checked_array(ndim: int, sides: tuple[int, ...], code: int) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Return the dtype, shape and bytes of an array from the fields of a header, or raise
-    :class:`RecordError`.
-    """
+    """Return an array's dtype, shape and size in bytes. Raises :class:`RecordError` if they are invalid."""
     if code not in DTYPE_NAMES or ndim > MAX_NDIM:
-        raise RecordError(
-            f"no array can have the dtype code {code} and {ndim} dimensions (at most {MAX_NDIM})"
-        )
+        raise RecordError(f"an array cannot have dtype code {code} and {ndim} dimensions")
     shape, extra_sides = sides[:ndim], sides[ndim:]
-    if any(extra_sides):  # otherwise, a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
+    if any(extra_sides):  # a flipped bit in ndim could turn (28, 28, 1) into (28, 28)
         raise RecordError(f"an array of {ndim} dimensions cannot have further sides {extra_sides}")
     dtype = np.dtype(DTYPE_NAMES[code]).newbyteorder("<")
-    if math.prod(filter(None, shape)) * dtype.itemsize >= _MAX_ARRAY_BYTES:  # perhaps empty
-        raise RecordError(f"no array can have the shape {shape}")
+    if math.prod(filter(None, shape)) * dtype.itemsize >= _MAX_ARRAY_BYTES:
+        raise RecordError(f"an array cannot have shape {shape}")
     return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
@@ -252,20 +239,19 @@ def verify_payload(header: Header, payload: Bytes) -> None:
 def checked_payload(
     record: Bytes, kind: RecordKind, *, sample_id: bytes | None = None
 ) -> tuple[Header, memoryview]:
-    """Return the header and payload of a record of ``kind``, or raise :class:`RecordError`."""
+    """Return the header and payload of an intact record of ``kind``. Raises :class:`RecordError`."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     payload = memoryview(record)[HEADER_BYTES:]
     verify_payload(header, payload)
     if header.kind is not kind:
         raise RecordVersionError(
-            f"expected a record of kind {kind.name.lower()}, but this one is of kind "
-            f"{header.kind.name.lower()}"
+            f"the record is of kind {header.kind.name.lower()}, not of kind {kind.name.lower()}"
         )
     return header, payload
 
 
 def unpack(record: Bytes, *, sample_id: bytes | None = None) -> tuple[Header, NDArray[Any]]:
-    """Return the header and array of a data record. The array is a view, read-only if ``record`` is."""
+    """Return a data record's header and array. The array is a view, read-only if ``record`` is."""
     header, payload = checked_payload(record, RecordKind.DATA, sample_id=sample_id)
     dtype = np.dtype(header.dtype).newbyteorder("<")
     return header, np.frombuffer(payload, dtype=dtype).reshape(header.shape)

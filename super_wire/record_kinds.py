@@ -1,10 +1,9 @@
 """Further kinds of records: pointers into a store, and several named arrays for one sample.
 
-The payload of a pointer is ``<QQ`` and the name of a pack: the start of the record in the pack, its
-length, and the pack. The payload of named arrays is a table, followed by the arrays in the order of
-their names, each on a 64-byte boundary of the payload. The table is ``<I``, the number of arrays, and
-then for each array ``<BBBx6I`` (length of its name, dtype code, dimensions, shape) and its name. All
-padding is zero.
+A pointer's payload is ``<QQ``, the offset and length of a record in a pack, and the pack's name. The
+payload of named arrays is a table and the arrays in the order of their names, each at a multiple of 64
+bytes. The table is ``<I``, the number of arrays, and for each array ``<BBBx6I`` (length of its name,
+dtype code, dimensions, shape) and its name. All padding is zero.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _MAX_U64 = 2**64 - 1
 _LOCATION = struct.Struct("<QQ")
 _COUNT = struct.Struct("<I")
 _ENTRY = struct.Struct("<BBBx6I")
-# A pack name must not lead out of the directory of its store.
+# A pack name must not lead out of its store's directory.
 _PACK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 
 
@@ -59,12 +58,12 @@ class Pointer:
     def __post_init__(self) -> None:
         if not _PACK_NAME.fullmatch(self.pack):
             raise RecordError(
-                "a pack name must consist of 1 to 255 of the characters A-Z a-z 0-9 . _ - and not begin with "
-                f". or -; got {self.pack!r}"
+                "a pack name must have 1 to 255 of the characters A-Z a-z 0-9 . _ - and not begin with . or "
+                f"-, so not {self.pack!r}"
             )
         end = self.offset + self.length
         if self.offset < 0 or self.length < HEADER_BYTES or end > _MAX_U64:
-            raise RecordError(f"a record of {self.length} bytes cannot begin at byte {self.offset} of a pack")
+            raise RecordError(f"a pack cannot have a record of {self.length} bytes at offset {self.offset}")
 
 
 def pack_pointer(pointer: Pointer, sample_id: bytes) -> bytes:
@@ -77,9 +76,7 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
     """Parse a pointer record. Raises :class:`RecordError` if it is invalid."""
     _, payload = checked_payload(record, RecordKind.POINTER, sample_id=sample_id)
     if len(payload) <= _LOCATION.size:
-        raise RecordError(
-            f"a pointer's payload must be longer than {_LOCATION.size} bytes, not {len(payload)} bytes"
-        )
+        raise RecordError(f"a pointer's payload has more than {_LOCATION.size} bytes, not {len(payload)}")
     offset, length = _LOCATION.unpack_from(payload)
     return Pointer(bytes(payload[_LOCATION.size :]).decode(errors="replace"), offset, length)
 
@@ -87,17 +84,17 @@ def read_pointer(record: Bytes, *, sample_id: bytes | None = None) -> Pointer:
 def pack_arrays(
     arrays: Mapping[str, NDArray[Any]], sample_id: bytes, *, fetch_us: int = 0, decode_us: int = 0
 ) -> bytes:
-    """Return a complete record of several named arrays, in the order of their names.
+    """Return a complete record of named arrays, in the order of their names.
 
-    Raises the errors of :func:`pack`, and ``RecordError`` for 0 or more than 64 arrays, or for a
-    name that is not 1 to 255 bytes long.
+    Raises the errors of :func:`pack`. Raises ``RecordError`` for fewer than 1 or more than 64 arrays, and
+    for names of fewer than 1 or more than 255 bytes.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
         raise RecordError(f"a record must contain 1 to {MAX_ARRAYS} named arrays, not {len(arrays)}")
     table, bodies = [_COUNT.pack(len(arrays))], []
     for name, array in sorted((name.encode(), array) for name, array in arrays.items()):
         if not 1 <= len(name) <= MAX_NAME_BYTES:
-            raise RecordError(f"an array's name must be 1 to {MAX_NAME_BYTES} bytes long, not {name[:40]!r}")
+            raise RecordError(f"an array's name must have 1 to {MAX_NAME_BYTES} bytes, so not {name[:40]!r}")
         code, stored = stored_dtype(array.dtype)
         check_shape(array.shape)
         sides = (*array.shape, *(0,) * (MAX_NDIM - array.ndim))
@@ -115,7 +112,7 @@ def pack_sample(
     fetch_us: int = 0,
     decode_us: int = 0,
 ) -> tuple[bytes, memoryview]:
-    """Return the header and payload of a recipe's result, which is one array or several named ones."""
+    """Return the header and payload for a recipe's result: an array, or several named ones."""
     if isinstance(result, np.ndarray):
         return pack(result, sample_id, fetch_us=fetch_us, decode_us=decode_us)
     record = pack_arrays(result, sample_id, fetch_us=fetch_us, decode_us=decode_us)
@@ -123,7 +120,7 @@ def pack_sample(
 
 
 class ArrayLocation(NamedTuple):
-    """The location of a named array in a payload: the bytes from ``start`` up to ``stop``."""
+    """A named array in a payload, where it takes the bytes from ``start`` up to ``stop``."""
 
     name: str
     dtype: np.dtype[Any]
@@ -146,46 +143,28 @@ def array_locations(payload: memoryview) -> list[ArrayLocation]:
 
     Raises ``RecordError`` if the payload is inconsistent.
     """
+    arrays, names = [], [b""]
     try:
-        table, at = _read_table(payload)
-    except (struct.error, ValueError, UnicodeDecodeError) as error:
-        raise RecordError(f"the payload does not contain a valid table of named arrays: {error}") from error
+        (count,) = _COUNT.unpack_from(payload)
+        at = _COUNT.size
+        for _ in range(min(count, MAX_ARRAYS)):
+            name_bytes, code, ndim, *sides = _ENTRY.unpack_from(payload, at)
+            at += _ENTRY.size
+            names.append(bytes(payload[at : at + name_bytes]))
+            at += name_bytes
+            arrays.append((names[-1].decode(), checked_array(ndim, tuple(sides), code)))
+    except (struct.error, UnicodeDecodeError) as error:
+        raise RecordError(f"the payload has no valid table of named arrays: {error}") from error
+    # Only one order is valid, so equal samples have equal bytes.
+    if not 1 <= count <= MAX_ARRAYS or any(first >= second for first, second in itertools.pairwise(names)):
+        raise RecordError(f"a record must have 1 to {MAX_ARRAYS} arrays with distinct names, in their order")
     locations = []
-    for name, (dtype, shape, size) in table:
+    for name, (dtype, shape, size) in arrays:
         start, at = _aligned(at), _aligned(at) + size
         locations.append(ArrayLocation(name, dtype, shape, start, at))
     if at != len(payload):
         raise RecordError(f"the named arrays take {at} bytes, but the payload has {len(payload)}")
     return locations
-
-
-def _read_table(
-    payload: memoryview,
-) -> tuple[list[tuple[str, tuple[np.dtype[Any], tuple[int, ...], int]]], int]:
-    """Return the name of each array with its dtype, shape and size, and the end of the table.
-
-    Raises ``ValueError`` if the table is invalid.
-    """
-    (count,) = _COUNT.unpack_from(payload)
-    if not 1 <= count <= MAX_ARRAYS:
-        raise ValueError(f"{count} arrays are listed instead of 1 to {MAX_ARRAYS}")
-    at, table = _COUNT.size, []
-    for _ in range(count):
-        name_bytes, code, ndim, *sides = _ENTRY.unpack_from(payload, at)
-        at += _ENTRY.size
-        name = bytes(payload[at : at + name_bytes]).decode()
-        at += name_bytes
-        try:
-            table.append((name, checked_array(ndim, tuple(sides), code)))
-        except RecordError as error:
-            raise ValueError(f"array {name!r}: {error}") from error
-    names = [name.encode() for name, _ in table]
-    if not all(names):
-        raise ValueError("an array has no name")
-    # Only one order is valid, so that equal samples have equal bytes.
-    if any(first >= second for first, second in itertools.pairwise(names)):
-        raise ValueError("names are out of order or repeated")
-    return table, at
 
 
 def _aligned(size: int) -> int:

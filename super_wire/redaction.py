@@ -1,4 +1,4 @@
-"""Text for display: redacted, printable whatever its source, and with formatted counts."""
+"""Text for display: redacted and printable text, counts and sizes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Limit for external text in a message: an object's name may be 1,024 bytes long.
+# Limit for external text in a message. An object's name may have 1,024 bytes.
 SHOWN_CHARACTERS = 1000
-_TALKATIVE = ("boto3", "botocore", "s3transfer", "urllib3")
+_LOG_SECRETS = ("boto3", "botocore", "s3transfer", "urllib3")
 
 
 def keep_secrets_out_of_logs() -> None:
-    """Set loggers that log whole requests, responses or secrets at DEBUG to INFO or above."""
-    for name in _TALKATIVE:
+    """Raise loggers that log secrets at DEBUG to INFO."""
+    for name in _LOG_SECRETS:
         logger = logging.getLogger(name)
         if logger.level < logging.INFO:
             logger.setLevel(logging.INFO)
 
 
 def without_credentials(address: str) -> str:
-    """Return an address for display, without the part before ``@`` in its host and the part after ``?``."""
-    # This removes passwords and the signatures of presigned URLs. Keys with either character are cut too.
+    """Return an address for display, without what precedes ``@`` or follows ``?``.
+
+    This removes passwords, and signatures of presigned URLs. It also cuts keys with these characters.
+    """
     base, question, _ = address.partition("?")
     scheme, separator, rest = base.rpartition("://")
     shown = re.sub(r"^.*@", "***@", rest, flags=re.DOTALL)
@@ -32,20 +34,21 @@ def without_credentials(address: str) -> str:
 
 
 def text_without_credentials(text: str) -> str:
-    """Return a text of any origin for display, without the part before ``@`` in its URLs."""
-    # Object keys and file names may contain @ and are kept.
+    """Return a text for display, without what precedes ``@`` in its URLs, except in keys and file names."""
     return re.sub(r"(?<!s3)(?<!gs)(?<!az)(?<!hf)(?<!file)://\S*@", "://***@", text)
 
 
 def shown(text: str, most: int = SHOWN_CHARACTERS) -> str:
-    """Make text of any origin printable in one line of at most ``most`` characters."""
-    # Python's escapes for characters that control a terminal, end a line or reverse the text direction.
+    """Return a printable line of at most ``most`` characters.
+
+    Characters that control a terminal, end a line or reverse the text direction are escaped.
+    """
     printable = _printable(text[: most + 1])
     return printable if len(printable) <= most else f"{printable[: most - 1]}…"
 
 
 def shown_lines(text: str) -> str:
-    """Make text with several lines printable, such as a message or a traceback."""
+    """Return printable lines, for instance of a message or a traceback."""
     return "\n".join(map(_printable, text.split("\n")))
 
 
@@ -56,13 +59,13 @@ def _printable(text: str) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return text that UTF-8 can encode. A lone surrogate from JSON becomes a question mark."""
-    # External text ends up in tombstones, replies and logs, whose encoding would otherwise fail.
+    """Return text that UTF-8 can encode, with question marks for lone surrogates from JSON."""
+    # External text ends up in tombstones, replies and logs, which could not be encoded otherwise.
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def counted(count: int, noun: str) -> str:
-    """Format a count for people.
+    """Format a count.
 
     >>> counted(1, "sample"), counted(1200, "sample")
     ('1 sample', '1,200 samples')
@@ -71,7 +74,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def sized(size: float) -> str:
-    """Format a number of bytes for people.
+    """Format a number of bytes.
 
     >>> sized(900), sized(3 * 2**19)
     ('900 bytes', '1.50 MiB')
@@ -83,7 +86,7 @@ def sized(size: float) -> str:
 
 
 def some_of(names: Sequence[str], most: int = 3) -> str:
-    """Format the first few of many names for people.
+    """Format the first of many names.
 
     >>> some_of(["a", "b", "c", "d"], most=2)
     'a, b and 2 more'

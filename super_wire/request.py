@@ -1,4 +1,4 @@
-"""Prefetch requests and results, which are the input and output of a function. Every field is checked."""
+"""Prefetch requests and results, the input and output of functions. All fields are checked."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from superdl.super_wire.ids import (
 from superdl.super_wire.message_fields import mapping_of, message_in
 from superdl.super_wire.redaction import clean_text
 
-# Requests are JSON, in columns, because the Invoke API of AWS Lambda transfers JSON.
+# Requests are JSON, in columns, because AWS Lambda's Invoke API transfers JSON.
 REQUEST_VERSION = 6
 MAX_SAMPLES_PER_REQUEST = 4096
 
-# Encodings of a member: stored as is, or a raw deflate stream, as in zip archives.
+# Encodings of a member: as is, or a raw deflate stream, as in zip archives.
 MEMBER_ENCODINGS = ("", "deflate")
-# Encoding prefix for a row of a Parquet file, followed by the path of a column. The member's offset is then
-# the index of the row group, and its length the index of the row in that group, both from 0.
+# Encoding of a row of a Parquet file: this prefix and the path of a column. The member's offset is the
+# index of the row group, its length the index of the row in that group, both from 0.
 ROW_ENCODING = "parquet:"
 
-# Upper limit of numbers in a result, whose sums the coordinator computes.
+# Limit for numbers in a result, which the coordinator adds up.
 _RESULT_NUMBER_MAX = 2**40
 _DIGITS_MAX = 10
 _OPTIONAL = frozenset({"fields", "members", "member_offsets", "member_lengths", "encodings"})
@@ -43,10 +43,10 @@ def is_row(encoding: str) -> bool:
 
 
 class RequestKind(enum.StrEnum):
-    """The work of a function on the samples of a request. The values are the names on the wire."""
+    """What a function does with the samples of a request. The values are the names on the wire."""
 
     DECODE = "decode"  # fetch and decode the samples, and push records into the cache
-    DECODE_TO_STORE = "decode_to_store"  # the same, and write a pack of what the cache accepted
+    DECODE_TO_STORE = "decode_to_store"  # the same, and write a pack of the records that the cache accepted
     DECODE_TO_POINTERS = "decode_to_pointers"  # decode into a pack; the cache may get pointers
     RESTORE = "restore"  # push records from packs into the cache
     SAVE = "save"  # write a pack of cached records
@@ -64,20 +64,20 @@ class RequestKind(enum.StrEnum):
 class Outcome(enum.StrEnum):
     """The result for one sample of a request."""
 
-    CACHED = "cached"  # the record is in the cache: its SET was acknowledged
-    TOMBSTONE = "tombstone"  # the sample can never be produced: the cache has a permanent tombstone
-    MISSING = "missing"  # the object does not exist, or no longer exists
-    CHANGED = "changed"  # the object does not have the version in the catalog
-    REFUSED = "refused"  # the source forbids reading it
-    UNAVAILABLE = "unavailable"  # the source throttles or does not answer; not counted as an attempt
-    SOURCE_ERROR = "source_error"  # the source failed in another way
-    CACHE_ERROR = "cache_error"  # it was decoded, but the cache did not accept it
-    CACHE_FULL = "cache_full"  # it was decoded, but the cache refused it for lack of memory
-    STEP_ERROR = "step_error"  # a custom step raised
-    EXPIRED = "expired"  # the request expired first; the sample was not tried
+    CACHED = "cached"  # the cache has acknowledged the record
+    TOMBSTONE = "tombstone"  # the sample can never be produced, and the cache has a permanent tombstone
+    MISSING = "missing"  # the object does not exist
+    CHANGED = "changed"  # the object does not have the catalog's version
+    REFUSED = "refused"  # the source denies access
+    UNAVAILABLE = "unavailable"  # the source throttles or does not respond; not counted as an attempt
+    SOURCE_ERROR = "source_error"  # the source failed otherwise
+    CACHE_ERROR = "cache_error"  # decoded, but the cache did not accept it
+    CACHE_FULL = "cache_full"  # decoded, but the cache is out of memory
+    STEP_ERROR = "step_error"  # a custom step raised an exception
+    EXPIRED = "expired"  # the request expired before the sample was tried
     TIMED_OUT = "timed_out"  # decoding took too long; a faster machine may succeed
     NOT_STORED = "not_stored"  # the store has no valid record at the location
-    STORE_ERROR = "store_error"  # the store failed to answer or refused; the record may exist
+    STORE_ERROR = "store_error"  # the store did not respond or refused; the record may exist
     NOT_CACHED = "not_cached"  # the cache no longer has a valid record to save
 
 
@@ -91,43 +91,41 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRequest:
-    """The samples that one invocation produces, in parallel columns.
+    """The samples for one invocation, in parallel columns.
 
-    If samples are *members* of objects, sample ``i`` is made from ``member_lengths[i]`` bytes
-    from ``member_offsets[i]`` of the object. If samples have further ``fields``, the keys, versions
-    and columns of members describe *parts*: first the samples' own objects, then the first field
-    of all samples, and so on. A part that is a whole object has the member "".
+    If samples are *members* of objects, sample ``i`` consists of ``member_lengths[i]`` bytes at
+    ``member_offsets[i]`` of its object. If samples have further ``fields``, keys, versions and the columns
+    of members describe *parts*: first the samples' main objects, then the first field of all samples, and
+    so on. The member of a part that is a whole object is "".
 
-    A restore reads the whole record of each sample from ``packs[pack_of[i]]``: ``lengths[i]`` bytes
-    from ``offsets[i]``.
+    A restore reads the record of sample ``i`` from ``packs[pack_of[i]]``: ``lengths[i]`` bytes at
+    ``offsets[i]``.
     """
 
     request_id: str
     bucket: str
     recipe: str
     epoch: int
-    # Only an address: the function has credentials in its settings.
-    cache: str
-    # Counted from the request's arrival; no sample is started later.
+    cache: str  # its address; the function's settings have the credentials
+    # Time from the request's arrival after which no sample is started.
     expires_in_s: float
     keys: tuple[str, ...]
     versions: tuple[str, ...]
-    # 16 bytes each. The function derives each id again, to check that both sides agree.
+    # 16 bytes each. The function derives them again, to check that both sides agree.
     ids: bytes
     kind: RequestKind = RequestKind.DECODE
     limits: Limits = field(default_factory=Limits)
-    # The decoder's required fingerprint, or empty if the caller checked it. In a save, the records'
-    # fingerprint.
+    # The decoder's required fingerprint, empty if the caller has checked it. In a save, that of the records.
     golden: str = ""
     function_version: str = ""  # required; empty if the caller has checked it
-    store: str = ""  # address of the store, for all kinds but decode
+    store: str = ""  # the store's address, for all kinds but decode
     packs: tuple[str, ...] = ()
     pack_of: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
-    alias: str = ""  # of the source; ids are derived from it and from keys without prefix
+    alias: str = ""  # of the source; ids contain it, and keys without the prefix
     prefix: str = ""
-    members: tuple[str, ...] = ()  # member names
+    members: tuple[str, ...] = ()  # their names
     member_offsets: tuple[int, ...] = ()
     member_lengths: tuple[int, ...] = ()
     # From MEMBER_ENCODINGS or ROW_ENCODING. Empty if all members are stored as is.
@@ -145,31 +143,31 @@ class PrefetchRequest:
 
     @property
     def id_bucket(self) -> str:
-        """The name of the bucket in ids."""
+        """The bucket's name in ids."""
         return id_bucket(self.bucket, self.alias)
 
     @property
     def id_keys(self) -> list[str]:
-        """The keys as they are used in ids."""
+        """The keys in ids."""
         return [key.removeprefix(self.prefix) for key in self.keys] if self.prefix else list(self.keys)
 
     def name_of(self, index: int) -> str:
-        """Return the name of a sample or part for messages: the key, and the member if there is one."""
+        """Return a sample's or part's name for messages: the key, and the member if it has one."""
         is_member = self.members and self.members[index]
         return shown_name(self.keys[index], self.members[index]) if is_member else self.keys[index]
 
     def seeding_name(self, index: int) -> str:
-        """Return the name that seeds random steps: the key, then NUL and the member if there is one."""
+        """Return the name that seeds random steps: the key, and NUL and the member if it has one."""
         is_member = self.members and self.members[index]
         return f"{self.keys[index]}\0{self.members[index]}" if is_member else self.keys[index]
 
     def named_field(self, index: int) -> str:
-        """Return the name, for messages, of one part of a sample with fields."""
+        """Return a part's field and name for messages."""
         part = index // self.count
         return f"field {(MAIN_FIELD, *self.fields)[part]!r}, {self.name_of(index)}"
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the request as a mapping of JSON values, for any executor."""
+        """Return the request as a mapping of JSON values."""
         return {"super_request": REQUEST_VERSION, **mapping_of(self, _OPTIONAL)}
 
     def to_json(self) -> str:
@@ -178,7 +176,7 @@ class PrefetchRequest:
 
     @classmethod
     def from_mapping(cls, event: dict[str, Any]) -> PrefetchRequest:
-        """Check and convert parsed JSON. Raises ``ConfigError`` with a description of the problem."""
+        """Convert parsed JSON. Raises ``ConfigError`` if it is invalid."""
         request = message_in(
             cls,
             event,
@@ -194,7 +192,7 @@ class PrefetchRequest:
                 f"a prefetch request must contain 1 to {MAX_SAMPLES_PER_REQUEST} samples, not {count}"
             )
         if len(request.ids) % ID_BYTES:
-            raise ConfigError(f"sample ids must be {ID_BYTES} bytes each; got {len(request.ids)} in total")
+            raise ConfigError(f"sample ids have {ID_BYTES} bytes each, not {len(request.ids)} in total")
         _check_locations(request)
         _check_parts(request)
         checked_naming(request.alias or None, None, "in a prefetch request, ")
@@ -208,7 +206,7 @@ class PrefetchRequest:
         lists = (*request.keys, *request.versions, *request.packs, *request.members)
         if clean_text(text := "".join((*texts, request.store, *lists))) != text:
             raise ConfigError(
-                "a prefetch request contains a string with a lone surrogate, which UTF-8 cannot encode"
+                "a prefetch request contains text with a lone surrogate, which UTF-8 cannot encode"
             )
         return request
 
@@ -217,51 +215,51 @@ class PrefetchRequest:
 class PrefetchResult:
     """The outcome of every sample of a request, in the same order, and totals of the work.
 
-    Times are microseconds of work, so those of parallel threads add up. ``source_bytes`` includes what
-    was fetched between members. ``offsets`` and ``lengths`` locate the record of each sample in
-    ``pack``. The length is 0 for samples that are not in it, and without a pack all are empty.
+    Times are in microseconds, added up over parallel threads. ``source_bytes`` includes bytes fetched
+    between members. ``offsets`` and ``lengths`` locate each sample's record in ``pack``. A length of 0
+    means that it is not in the pack. Without a pack, both are empty.
     """
 
     request_id: str
     function_version: str
     cold_start: bool
     outcomes: tuple[str, ...]
-    record_bytes: tuple[int, ...]  # bytes in the cache, of a record or a pointer
-    # Reasons for outcomes other than cached, by the sample's index in the request.
+    record_bytes: tuple[int, ...]  # size of the record or pointer in the cache
+    # Reasons for outcomes other than cached, by the sample's index.
     messages: dict[str, str] = field(default_factory=dict)
     fetch_us: int = 0
     decode_us: int = 0  # decoding and the other steps
     push_us: int = 0
     source_requests: int = 0  # GETs
     source_bytes: int = 0  # fetched
-    duration_us: int = 0  # as measured by the function
-    billed_us: int = 0  # 0 if unknown, as is memory_mb
-    memory_mb: int = 0
+    duration_us: int = 0  # measured by the function
+    billed_us: int = 0  # 0 if unknown
+    memory_mb: int = 0  # 0 if unknown
     pack: str = ""
     offsets: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
-    store_trouble: str = ""  # why the store could not be written or read
+    store_trouble: str = ""  # the reason for a failure to write or read the store
     store_requests: int = 0  # requests to a store in S3
     store_bytes: int = 0  # bytes read or written
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the result as a mapping of JSON values, which a handler returns."""
+        """Return the result as a mapping of JSON values."""
         values = mapping_of(self)
         return {"super_result": REQUEST_VERSION, **values, "messages": dict(self.messages)}
 
     @classmethod
-    def from_mapping(cls, answer: dict[str, Any]) -> PrefetchResult:
-        """Check and convert parsed JSON. Raises ``ConfigError`` with a description of the problem."""
+    def from_mapping(cls, mapping: dict[str, Any]) -> PrefetchResult:
+        """Convert parsed JSON. Raises ``ConfigError`` if it is invalid."""
         result = message_in(
             cls,
-            answer,
+            mapping,
             "result",
             "the coordinator",
             version=REQUEST_VERSION,
             count_max=_RESULT_NUMBER_MAX,
         )
         if len(result.record_bytes) != len(result.outcomes):
-            raise ConfigError("the columns of a prefetch result differ in length")
+            raise ConfigError("a prefetch result must have as many record_bytes as outcomes")
         expected = len(result.outcomes) if result.pack else 0
         if not expected == len(result.offsets) == len(result.lengths):
             raise ConfigError(
@@ -275,12 +273,12 @@ class PrefetchResult:
         if not numbered or len(result.messages) > len(result.outcomes):
             raise ConfigError("the messages of a prefetch result are not numbered by sample")
         texts = (result.function_version, result.pack, result.store_trouble)
-        # Most results need no cleaning, so do not copy them.
+        # Most results contain no text to clean, so do not copy them.
         if result.messages or not "".join(texts).isascii():
             messages = {index: clean_text(message) for index, message in result.messages.items()}
-            version, pack, trouble = map(clean_text, texts)
+            version, pack, store_trouble = map(clean_text, texts)
             result = replace(
-                result, messages=messages, function_version=version, pack=pack, store_trouble=trouble
+                result, messages=messages, function_version=version, pack=pack, store_trouble=store_trouble
             )
         return result
 
@@ -309,7 +307,6 @@ def _check_locations(request: PrefetchRequest) -> None:
 
 
 def _check_parts(request: PrefetchRequest) -> None:
-    """Check that the columns of a request match."""
     parts = request.count * (1 + len(request.fields))
     if not parts == len(request.versions) == len(request.keys):
         raise ConfigError(
@@ -330,9 +327,7 @@ def _check_parts(request: PrefetchRequest) -> None:
             f"unknown encodings of members: {reprlib.repr(sorted(unknown))}; deploy one version of SUPER"
         )
     if request.members and not request.fields and not all(request.members):
-        raise ConfigError(
-            "a member must have a name; only in samples with fields may a part be a whole object"
-        )
+        raise ConfigError("every member must have a name, except for whole objects in samples with fields")
     columns = request.member_lengths, request.encodings or ("",) * count, request.members
     spans = zip(*columns, strict=True)
     lengths = [length for length, encoding, name in spans if name and encoding not in rows]

@@ -9,9 +9,9 @@ from urllib.parse import quote, unquote
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.redaction import without_credentials
 
-# Trainer and coordinator only parse the text, because the path may exist only on the coordinator's machine.
+# Do not check that paths exist: they may exist only on the coordinator's machine.
 _FORMS = "s3://bucket/prefix (gs://, az://, hf://datasets/, https://), file:///directory or a plain path"
-# Scheme of a bucket -> the variable that gives the coordinator access.
+# The variable that gives the coordinator access, by scheme.
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
@@ -28,7 +28,7 @@ _HUB = re.compile(
 )
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"([a-z0-9._-]{1,253})(?::([0-9]{1,5}))?")
-# A dataset of the Hugging Face Hub, and its revision as in URLs.
+# A dataset on the Hugging Face Hub, with its percent-encoded revision.
 HUB_BUCKET = re.compile(rf"hf://(datasets/{_NAME}/{_NAME})(?:@([A-Za-z0-9._%-]{{1,300}}))?")
 # A web server: scheme, host and port.
 WEB_BUCKET = re.compile(rf"(https?)://{_HOST.pattern}")
@@ -37,8 +37,8 @@ WEB_BUCKET = re.compile(rf"(https?)://{_HOST.pattern}")
 def split_url(url: str, name: str) -> tuple[str, str]:
     """Split a URL into its bucket, such as ``s3://name``, and its key, which may be empty.
 
-    For a file, the bucket is empty and the key is the path, unchanged. For a web
-    server, the key is percent-decoded. Error messages call the URL ``name``.
+    A file has an empty bucket, and its path as the key. A web server's key is percent-decoded. Raises
+    ``ConfigError``, which calls the URL ``name``.
     """
     if not url.strip() or "\0" in url:
         raise ConfigError(f"{name} is empty or contains a NUL: use {_FORMS}")
@@ -51,13 +51,13 @@ def split_url(url: str, name: str) -> tuple[str, str]:
         bucket, _, key = rest.partition("/")
         if "@" in bucket:
             raise ConfigError(
-                f"{shown}: {scheme}:// URLs must not contain credentials. Give the coordinator access with "
-                f"{_CREDENTIALS[scheme]} and related variables"
+                f"{shown}: {scheme}:// URLs must not contain credentials. Set {_CREDENTIALS[scheme]} and "
+                "related variables for the coordinator"
             )
         if not _BUCKET.fullmatch(bucket):
             raise ConfigError(
-                f"{shown} has no valid bucket: use {scheme}://bucket/prefix (a bucket name has letters, "
-                "digits, '.', '-' and '_')"
+                f"{shown} has no valid bucket: use {scheme}://bucket/prefix (a bucket's name consists of "
+                "letters, digits, '.', '-' and '_')"
             )
         return f"{scheme}://{bucket}", key
     if scheme == "hf":
@@ -78,17 +78,17 @@ def join_url(bucket: str, key: str) -> str:
 
 
 def file_url(path: str, name: str) -> str:
-    """Return ``file://`` and the real path. Raises ``ConfigError`` with ``name`` if it is not UTF-8."""
+    """Return ``file://`` and the real path. Raises ``ConfigError``, which calls it ``name``, unless UTF-8."""
     real = os.path.realpath(path)
     try:
         real.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{name} {os.fsencode(real)!r} is not a UTF-8 path: rename it") from error
+        raise ConfigError(f"{name} {os.fsencode(real)!r} is not UTF-8: rename it") from error
     return f"file://{real}"
 
 
 def parse_http_hosts(text: str, name: str) -> tuple[str, ...]:
-    """Parse comma-separated web servers and return each as ``https://host``."""
+    """Parse a comma-separated list of web servers. Returns each as ``https://host``."""
     servers = []
     for host in filter(None, map(str.strip, text.split(","))):
         server, path = split_url(host if "://" in host else f"https://{host}", name)
@@ -138,12 +138,14 @@ _HERE = frozenset({b"", b".", b".."})
 
 
 def is_hidden(key: bytes | str) -> bool:
-    """Return whether a path below the user's root is hidden, or is a file of the operating system."""
+    """Return whether a path is hidden, or belongs to the operating system.
+
+    It must be relative to the source, because directories above it may have any name.
+    """
     path = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
-    # Pass paths below the root only: the root and its parents may have any name.
+    # A leading dot hides a file or folder, such as .DS_Store, ._1.jpg and .ipynb_checkpoints.
     if not (path[:1] == b"." or b"/." in path or _FOLDER in path or path.endswith(_FILES)):
         return False  # fast path for almost all keys
-    # A leading dot hides a file or folder, such as .DS_Store, ._1.jpg and .ipynb_checkpoints.
     parts = path.split(b"/")
     if parts[-1] in _FILES or _FOLDER in parts:
         return True

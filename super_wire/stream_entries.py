@@ -1,4 +1,4 @@
-"""Entries of streams in the cache: read reports."""
+"""Read reports, which are entries of streams in the cache."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from superdl.super_wire.keys import report_stream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Limit for the report stream of a job, passed with every XADD (approximate trimming). An
-# entry may be lost or arrive twice. A reader with remaining misses reports them again.
+# Approximate limit for a job's stream, passed with every XADD. Entries may be lost or arrive twice:
+# a reader reports remaining misses again.
 REPORT_STREAM_MAXLEN = 4096
 _MAX_NUMBER = 2**63
-# All numbers are in one field, because parsing costs the coordinator time per field.
+# One field for all numbers, because each field costs the coordinator time.
 _NUMBERS_FIELD = b"r"
-# More than the largest planned batch can need.
+# More than the largest batch needs.
 _FIELD_BYTES_MAX = {_NUMBERS_FIELD: 256, b"m": 2**22, b"c": 2**22}
 
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """The progress of a reader with one batch. Times are in microseconds."""
+    """A reader's progress with a batch. Times are in microseconds."""
 
     rank: int
     epoch: int
     position: int
     samples: int
     hits: int  # samples found in packs or with the first GET
-    wait_us: int  # waiting between attempts
+    wait_us: int  # between attempts
     read_us: int  # receiving records
     check_us: int  # checking records
     size_bytes: int  # from the cache
     attempt: int
-    done: int  # 1 once the batch was delivered or abandoned
+    done: int  # 1 if the batch was delivered or abandoned, otherwise 0
     straight: int = 0  # hits in packs
-    # Offsets in the planned batch. The coordinator can recompute the batch, so no ids are sent.
+    # Offsets in the planned batch. Ids are not sent, because the coordinator can recompute the batch.
     missed: tuple[int, ...] = ()
     corrupt: tuple[int, ...] = ()  # misses whose cached record failed its check
 
@@ -53,13 +53,13 @@ class ReadReport:
         return entry
 
     def command(self, job: str) -> tuple[bytes, ...]:
-        """Return the words of the XADD command that appends the report to the job's bounded stream."""
+        """Return the XADD command that appends the report to the job's stream."""
         words = itertools.chain.from_iterable(self.to_fields().items())
         return (b"XADD", report_stream(job), b"MAXLEN", b"~", b"%d" % REPORT_STREAM_MAXLEN, b"*", *words)
 
     @classmethod
     def from_fields(cls, entry: Mapping[bytes, bytes]) -> ReadReport:
-        """Parse the fields of a stream entry. Raises ``ValueError`` if it is not a valid read report."""
+        """Parse the fields of a stream entry. Raises ``ValueError`` if they are invalid."""
         if _NUMBERS_FIELD not in entry:
             raise ValueError(f"a read report has no field {_NUMBERS_FIELD!r}")
         oversized = [name for name, limit in _FIELD_BYTES_MAX.items() if len(entry.get(name, b"")) > limit]

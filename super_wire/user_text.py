@@ -1,4 +1,4 @@
-"""Parsing of user input: JSON, TOML, durations and sizes. Errors name the location of the problem."""
+"""Parsing of user input: JSON, TOML, durations and sizes. Errors name the input."""
 
 from __future__ import annotations
 
@@ -18,27 +18,24 @@ if TYPE_CHECKING:
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
-def read_json(path: Path, name: str = "") -> Any:
-    """Read a JSON file. ``ConfigError`` refers to it as ``name``, by default its path.
-
-    Raises ``FileNotFoundError`` if it is missing.
-    """
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises ``FileNotFoundError`` if it is missing, ``ConfigError`` if it is invalid."""
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(f"{path} does not exist") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name or path} cannot be read: {error}") from error
-    return load_json(text, name or str(path))
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    return load_json(text, str(path))
 
 
 def load_json(text: str, name: str) -> Any:
-    """Parse JSON and reject duplicate keys. ``ConfigError`` refers to the text as ``name``."""
+    """Parse JSON without duplicate keys. Raises ``ConfigError``, which calls the text ``name``."""
     return _parsed(lambda: json.loads(text, object_pairs_hook=once_each), "JSON", name)
 
 
 def load_toml(text: str, name: str) -> dict[str, Any]:
-    """Parse TOML. Raises as :func:`load_json` does."""
+    """Parse TOML. Raises ``ConfigError``, which calls the text ``name``."""
     table: dict[str, Any] = _parsed(lambda: tomllib.loads(text), "TOML", name)
     return table
 
@@ -53,7 +50,7 @@ def _parsed(parse: Callable[[], Any], language: str, name: str) -> Any:
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build the mapping for a JSON object. Raises ``ValueError`` for a duplicate key."""
+    """Build a dict from the pairs of a JSON object. Raises ``ValueError`` for a duplicate key."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
@@ -62,13 +59,13 @@ def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def seconds_from(environment: Mapping[str, str], name: str, default: float) -> float:
-    """Read a number of seconds from a variable. Raises ``ConfigError`` unless it is greater than 0."""
+    """Read a positive number of seconds from a variable. Raises ``ConfigError`` if it is invalid."""
     text = environment.get(name) or str(default)
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds <= 1e6:  # noqa: PLR2004  # more than a week is a mistake
+    if not 0 < seconds <= 1e6:  # noqa: PLR2004  # 11 days or more are a mistake
         raise ConfigError(
             f"{name} must be a number of seconds greater than 0, such as {default:g}, not {text!r}"
         )
@@ -76,7 +73,7 @@ def seconds_from(environment: Mapping[str, str], name: str, default: float) -> f
 
 
 def parse_bytes(text: str, name: str) -> int:
-    """Parse a size in bytes. Units are powers of 1024, as in the settings of Redis. 0 means the default.
+    """Parse a size in bytes. Units are powers of 1024, as in Redis's settings. 0 means the default.
 
     >>> parse_bytes("1.5gb", "cache_bytes")
     1610612736

@@ -1,4 +1,4 @@
-"""Vocabulary that reports share: the causes of waiting, and the counters of a job."""
+"""The causes of waiting and the counters of a job, for all reports."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _REMOTE = frozenset({"workers", "lambda", SHARED})
 
 
 class Wait(NamedTuple):
-    """A cause of waiting: its meaning as a clause, its remedies, and the internal causes that it covers.
+    """A cause of waiting.
 
     A remedy applies to setups that contain one of its parts, or to all setups if it has none.
     """
 
-    meaning: str
+    meaning: str  # as a clause
     remedies: Mapping[str, frozenset[str]]
-    of: tuple[str, ...]
+    of: tuple[str, ...]  # the internal causes that it covers
 
     def remedy(self, setup: Collection[str] | None) -> str:
         """Return the remedies for a setup, or all if the setup is unknown."""
@@ -38,7 +38,7 @@ class Wait(NamedTuple):
         return " or ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
-# In the order of reports and docs/runs.md: five causes that users can act on, and unknown.
+# In the order of reports and docs/runs.md: five causes that users can do something about, and unknown.
 WAITS = {
     "starting": Wait(
         "workers, functions or the look-ahead were starting",
@@ -95,17 +95,17 @@ _WAIT_FOR = {cause: name for name, wait in WAITS.items() for cause in (name, *wa
 
 
 def wait_for(cause: str) -> str:
-    """Return the user's name for an internal cause, or ``unknown`` if this version does not define it."""
+    """Return the name of the cause that covers an internal one, or ``unknown``."""
     return _WAIT_FOR.get(cause, UNKNOWN)
 
 
 @dataclass(slots=True)
 class WorkCounters:
-    """The work and cost of a job since it was opened, for all its ranks, as counted by the coordinator."""
+    """What the coordinator has counted for all ranks of a job since it was opened."""
 
     # A new counter needs a field of the same name in JobStats.
     batches_read: int = 0
-    cache_hits: int = 0  # found with a reader's first GET
+    cache_hits: int = 0  # in response to a reader's first GET
     cache_misses: int = 0
     samples_reused: int = 0  # already in the cache when planned
     samples_produced: int = 0  # decoded
@@ -114,10 +114,10 @@ class WorkCounters:
     samples_failed: int = 0
     retries: int = 0
     invocations: int = 0
-    fetch_s: float = 0.0  # in total over all functions, like the next two
+    fetch_s: float = 0.0  # of all functions together, like the next two
     decode_s: float = 0.0
     push_s: float = 0.0
-    read_s: float = 0.0  # in total over all readers, like the next one
+    read_s: float = 0.0  # of all readers together, like the next one
     wait_s: float = 0.0
     source_bytes: int = 0
     record_bytes: int = 0

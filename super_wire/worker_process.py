@@ -1,4 +1,4 @@
-"""The process of the coordinator's own worker. It loads its modules before it has its arguments."""
+"""The coordinator's own worker process, which loads its modules before it gets its arguments."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _MODULE = "superdl.lambda_prefetch.worker"
-# Prefixes of variables for calling coordinators. The worker's own calls need none.
+# Prefixes of variables for clients of a coordinator. This worker does not need them.
 _NOT_PASSED_ON = ("SUPER_TOKEN", "SUPER_COORDINATOR")
 
 
 class WorkerProcess:
-    """A worker that loads its modules, then waits for :meth:`begin`. It ends with this process.
+    """A worker that loads its modules and waits for :meth:`begin`. It ends with this process.
 
-    ``place`` is displayed by tools that list processes. If ``forks``, it shares this process's modules; this
-    process must not have started a thread. Raises ``OSError`` if no process can be started.
+    Tools that list processes show ``place``. If ``forks``, the worker is a fork of this process, which must
+    not have started a thread. Raises ``OSError`` if no process can be started.
     """
 
     def __init__(self, place: str, *, forks: bool = False) -> None:
@@ -53,18 +53,21 @@ class WorkerProcess:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the process is running and has not begun."""
+        """Whether the process is running and waits for :meth:`begin`."""
         return not self._stdin.closed and self._process.poll() is None
 
     def begin(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Run with these options, and with variables besides those of this process. May block."""
-        given = {"arguments": arguments, "environment": _own_environment() | dict(environment)}
-        # If it has ended, its exit code says more.
+        """Run the worker with these options, and these variables in addition to this process's own.
+
+        Blocks while the pipe to the worker is full.
+        """
+        message = {"arguments": arguments, "environment": _own_environment() | dict(environment)}
+        # If the worker has ended, its exit code says more.
         with contextlib.suppress(BrokenPipeError), self._stdin as stdin:
-            stdin.write(json.dumps(given).encode() + b"\n")
+            stdin.write(json.dumps(message).encode() + b"\n")
 
     async def ended(self) -> int:
-        """Wait for the end of the process and return its exit code, negative for a signal."""
+        """Wait for the process to end. Returns its exit code, negative for a signal."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         descriptor = os.pidfd_open(self._process.pid)
         loop.add_reader(descriptor, ended.set)
@@ -81,7 +84,7 @@ class WorkerProcess:
         self._process.terminate()
 
     def kill(self) -> None:
-        """Stop the worker by force. Its slots see that it has ended."""
+        """Kill the worker. Its slots notice and end."""
         self._process.kill()
 
 

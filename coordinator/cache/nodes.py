@@ -105,9 +105,9 @@ class CacheNodes:
                 nodes.refresh(_SLOTS_TIMEOUT_S)
             if nodes.slots is None:
                 return [Master(nodes.home, 1)]
-            counts = Counter(owner for owner in nodes.slots.owners if owner >= 0)  # below 0: no node
-            numbered = enumerate(nodes.slots.nodes)
-            return sorted(Master(nodes.connection_node(node), counts[number]) for number, node in numbered)
+            # Owners below 0 are slots without a node.
+            counts = Counter(owner for owner in nodes.slots.owners if owner >= 0)
+            return sorted(Master(node, counts[index]) for index, node in enumerate(nodes.slots.nodes))
 
         return await self._run(look)
 

@@ -175,7 +175,7 @@ def _gather(
 def _by_node(
     nodes: NodeConnections, slots: SlotMap, keys: Sequence[bytes], offsets: Sequence[int]
 ) -> Mapping[Node, Sequence[int]]:
-    by_owner = [*map(nodes.connection_node, slots.nodes), nodes.home]
+    by_owner = [*slots.nodes, nodes.home]
     owners = slots.owners
     groups: dict[Node, list[int]] = {}
     for offset in offsets:
@@ -276,7 +276,7 @@ def _redirected(
                 continue
             del buffer.errors[offset]
             buffer.replies[offset] = ReplyKind.NONE
-            redirected.setdefault(nodes.connection_node(redirection.node), []).append(offset)
+            redirected.setdefault(redirection.node, []).append(offset)
             if redirection.kind == "ASK":
                 asking.add(offset)
     return {node: sorted(offsets) for node, offsets in redirected.items()}, asking

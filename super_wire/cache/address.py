@@ -32,9 +32,7 @@ _MAX_DB = 2**31
 
 @dataclass(frozen=True, slots=True)
 class CacheAddress:
-    """The address of one cache node: the ``path`` of a unix socket, or ``host`` and ``port``, with or
-    without TLS.
-    """
+    """The address of a cache node: the ``path`` of a unix socket, or ``host`` and ``port``."""
 
     host: str
     port: int
@@ -44,8 +42,8 @@ class CacheAddress:
 
     @classmethod
     def parse(cls, text: str) -> CacheAddress:
-        """Parse an address. Raises ``ConfigError`` with a description of the problem."""
-        if "@" in text and not text.startswith("unix:"):  # first: later errors quote the address
+        """Parse an address. Raises ``ConfigError`` if it is invalid."""
+        if "@" in text and not text.startswith("unix:"):  # first, because later errors quote it
             raise ConfigError(_CREDENTIALS_IN_ADDRESS)
         try:
             parts = urlsplit(text)
@@ -75,7 +73,7 @@ class CacheAddress:
 
     @property
     def local(self) -> bool:
-        """Whether the cache is on this machine: at a unix socket or a loopback address."""
+        """Whether the cache is on this machine, at a unix socket or a loopback address."""
         return bool(self.path) or is_loopback(self.host)
 
     @property
@@ -84,7 +82,7 @@ class CacheAddress:
         return bool(self.path) or self.tls
 
     def node(self, host: str, port: int) -> CacheAddress:
-        """Return the address of another node of the same cluster, with the same kind of connection."""
+        """Return the address of another node in the same cluster, with the same transport."""
         return replace(self, host=host, port=port, path="", db=0)
 
     def __str__(self) -> str:
@@ -102,7 +100,7 @@ def _database(text: str, address: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Credentials(ClientTls):
-    """Credentials for the cache. They are empty if the cache requires none."""
+    """Credentials for the cache, empty if it requires none."""
 
     peer: ClassVar[str] = "the cache"
     variables: ClassVar[Mapping[str, str]] = {
@@ -126,7 +124,7 @@ class Credentials(ClientTls):
         return cls(username, password, **cls.tls_in(environment))
 
     def check_encrypted(self, address: CacheAddress) -> None:
-        """Refuse plain text beyond loopback, unless ``insecure`` is set."""
+        """Raise ``ConfigError`` for plain text beyond loopback, unless ``insecure`` is set."""
         if not (address.tls or address.local or self.insecure):
             raise ConfigError(
                 f"the cache at {address} is not at a loopback address, so TLS is required: use rediss://, "
@@ -135,7 +133,7 @@ class Credentials(ClientTls):
             )
 
     def admit(self, address: CacheAddress) -> None:
-        """Run :meth:`check_encrypted` before data is sent. Warn once if plain text is allowed."""
+        """Run :meth:`check_encrypted`. Warn once about plain text that ``insecure`` allows."""
         self.check_encrypted(address)
         if not (address.tls or address.local):
             _warn_once(str(address))
@@ -143,6 +141,4 @@ class Credentials(ClientTls):
 
 @functools.cache
 def _warn_once(address: str) -> None:
-    _log.warning(
-        "INSECURE: with SUPER_INSECURE=1, the password and samples are sent to %s in plain text", address
-    )
+    _log.warning("INSECURE: SUPER_INSECURE=1 sends the password and samples to %s in plain text", address)

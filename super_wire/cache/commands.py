@@ -1,8 +1,8 @@
-"""Send commands to the nodes that own their keys, to all nodes in parallel, and return the replies.
+"""Commands to the nodes that own their keys, sent to all nodes in parallel.
 
 A command whose connection breaks is sent once more, so it must be safe to repeat: a GET, a
 SET of a record (equal ids have equal bytes), or an XADD whose duplicates are dropped. A node
-that is down fails only the commands sent to it.
+that is down fails only its own commands.
 """
 
 from __future__ import annotations
@@ -21,83 +21,84 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.nodes import NodeConnections
     from superdl.super_wire.cache.resp import Reply
 
-# The cache's reply, which may be an error, or the reason why there is no reply.
-Answer: TypeAlias = "Reply | CacheError"
+# The cache's reply, which may be an error, or the reason for its absence.
+Result: TypeAlias = "Reply | CacheError"
 _GRACE_S = 2.0  # for healthy nodes, if another node has used up the timeout
 _SLOTS_TIMEOUT_S = 5.0
 _ASKING = encode_command(b"ASKING")
 
 
 class Command(NamedTuple):
-    """An encoded command, whose bytes are in ``buffers``. ``key`` determines its node."""
+    """An encoded command, for the node that owns ``key``."""
 
     key: bytes
     buffers: tuple[bytes | memoryview, ...]
 
     @classmethod
     def of(cls, key: bytes, *words: bytes) -> Command:
-        """Return a command that consists of these words."""
+        """Encode a command."""
         return cls(key, (encode_command(*words),))
 
 
 class _Destination(NamedTuple):
     node: Node
-    # The slot is still migrating to the node.
-    asking: bool = False
+    asking: bool = False  # the slot is still migrating to the node
 
 
-def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Answer]:
-    """Send commands and return the reply to each."""
+def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Result]:
+    """Send commands. Returns the reply to each, or an error if there is none."""
     return _Exchange(nodes, commands, timeout_s).run()
 
 
 class _Exchange:
-    """Commands that are sent in rounds. All replies of a round are read before the next round begins."""
+    """Commands sent in rounds. All replies of a round are read before the next one begins."""
 
     def __init__(self, nodes: NodeConnections, commands: Sequence[Command], timeout_s: float) -> None:
         self._nodes = nodes
         self._commands = commands
         self._timeout_s = timeout_s
         self._until_s = time.monotonic() + timeout_s
-        self._answers: list[Answer] = [CacheUnreachableError("the command was not sent")] * len(commands)
+        self._results: list[Result] = [CacheUnreachableError("the command was not sent")] * len(commands)
         self._redirected: dict[int, _Destination] = {}
-        self._failed: set[int] = set()  # their connection broke, so they may have been executed
+        self._failed: set[int] = set()  # the connection broke, so they may have been executed
 
-    def run(self) -> list[Answer]:
+    def run(self) -> list[Result]:
         remaining = list(range(len(self._commands)))
         for _ in range(MAX_ROUNDS):
-            groups = self._grouped(remaining)
+            groups = self._group(remaining)
             self._redirected, self._failed = {}, set()
             sent = {to: self._send(to, group) for to, group in groups.items()}
             for to, connection in sent.items():
                 if connection is not None:
-                    self._take_answers(to, groups[to], connection)
+                    self._receive(to, groups[to], connection)
             remaining = [*self._redirected, *filter(self._may_retry, self._failed)]
             if not remaining:
                 break
             if self._failed and self._nodes.slots is None:
-                # The connection to a single server broke: give the second attempt the full timeout.
+                # The connection to a single server broke. The second attempt has the full timeout.
                 self._until_s = time.monotonic() + self._timeout_s
-        return self._answers
+        return self._results
 
-    def _grouped(self, left: list[int]) -> dict[_Destination, list[int]]:
+    def _group(self, remaining: list[int]) -> dict[_Destination, list[int]]:
         """Group the commands by destination. Commands without a node fail."""
         nodes = self._nodes
         if nodes.stale:
-            named = next((to.node for to in self._redirected.values() if not to.asking), None)
-            nodes.refresh(_SLOTS_TIMEOUT_S, first=named)
+            new_owner = next((to.node for to in self._redirected.values() if not to.asking), None)
+            nodes.refresh(_SLOTS_TIMEOUT_S, first=new_owner)
         if nodes.slots is None:
-            return {_Destination(nodes.home): left}
-        destinations = {index: self._redirected.get(index) or self._destination(index) for index in left}
+            return {_Destination(nodes.home): remaining}
+        destinations = {index: self._redirected.get(index) or self._destination(index) for index in remaining}
         # A newer map may have a node for these slots.
         if None in destinations.values():
             nodes.refresh(_SLOTS_TIMEOUT_S)
-            destinations |= {index: self._destination(index) for index in left if destinations[index] is None}
+            destinations |= {
+                index: self._destination(index) for index in remaining if destinations[index] is None
+            }
         groups: dict[_Destination, list[int]] = {}
         for index, destination in destinations.items():
             if destination is None:
                 slot = key_slot(self._commands[index].key)
-                self._answers[index] = CacheUnreachableError(
+                self._results[index] = CacheUnreachableError(
                     f"no node of the cluster at {nodes.address} serves slot {slot}"
                 )
             else:
@@ -114,47 +115,47 @@ class _Exchange:
         prefix = (_ASKING,) if to.asking else ()
         buffers = [buffer for index in group for buffer in (*prefix, *self._commands[index].buffers)]
         try:
-            # sendmsg() gathers payloads without a copy: a SET takes a sixth of redis-py's CPU time.
+            # Gathering payloads without a copy takes a sixth of redis-py's CPU time for a SET.
             connection.send_gathered(buffers, self._deadline_s())
         except CacheError as error:
             self._fail(group, error, to.node)
             return None
         return connection
 
-    def _take_answers(self, to: _Destination, group: list[int], connection: CacheConnection) -> None:
-        # Each ASKING gets its own answer.
+    def _receive(self, to: _Destination, group: list[int], connection: CacheConnection) -> None:
+        # Each ASKING has its own reply.
         count = 2 * len(group) if to.asking else len(group)
         try:
-            answers = connection.answers(count, self._deadline_s())
+            replies = connection.replies(count, self._deadline_s())
         except CacheError as error:
             self._fail(group, error, to.node)
             return
-        for index, answer in zip(group, answers[1::2] if to.asking else answers, strict=True):
-            self._answers[index] = answer
-            if isinstance(answer, ErrorReply):
-                self._handle_error(to.node, index, answer.text)
+        for index, reply in zip(group, replies[1::2] if to.asking else replies, strict=True):
+            self._results[index] = reply
+            if isinstance(reply, ErrorReply):
+                self._handle_error(to.node, index, reply.text)
 
     def _handle_error(self, node: Node, index: int, text: str) -> None:
         """Handle an error reply, which may redirect the command to another node."""
         nodes = self._nodes
         if wants_credentials(text):
-            self._answers[index] = nodes.broken[node] = refusal(str(nodes.address), text)
+            self._results[index] = nodes.broken[node] = refusal(str(nodes.address), text)
             nodes.drop(node)
         if text.startswith("READONLY") and not nodes.was_lost(node):
-            nodes.lose(node, text)  # demoted to a replica: the name now belongs to another server
+            nodes.lose(node, text)  # a failover: the name may belong to another server by now
             self._failed.add(index)
             nodes.stale = True
         redirection = None if nodes.slots is None else parse_redirection(text, node)
         if redirection is not None:
             asking = redirection.kind == "ASK"
-            self._redirected[index] = _Destination(nodes.connection_node(redirection.node), asking)
+            self._redirected[index] = _Destination(redirection.node, asking)
             nodes.stale = nodes.stale or not asking
 
     def _fail(self, group: list[int], error: CacheError, lost: Node | None = None) -> None:
         if lost is not None:
             self._nodes.lose(lost, str(error))
         for index in group:
-            self._answers[index] = error
+            self._results[index] = error
         self._failed.update(group)
         self._nodes.stale = True  # another node may have taken over their slots
 

@@ -1,4 +1,4 @@
-"""A connection to a cache node: connect, authenticate, send, and receive into the caller's memory."""
+"""A connection to a cache node, which receives into the caller's memory."""
 
 from __future__ import annotations
 
@@ -30,31 +30,29 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import CacheError
 
-# The longest wait for a connect or for the next byte.
+# The maximum wait for a connection or the next byte.
 IO_TIMEOUT_S = 10.0
-_MIN_TIMEOUT_S = 0.001  # zero would mean no limit at all
-_MAX_ANSWER_BYTES = 16 * 2**20
+_MIN_TIMEOUT_S = 0.001  # zero would mean no limit
+_MAX_REPLY_BYTES = 16 * 2**20
 _PIECE_BYTES = 65536
 _BUFFERS_PER_SEND = 512  # below IOV_MAX, 1024
 _JOINED_BYTES = 65536  # four TLS records
-_OK = b"+OK\r\n"
 
 
 class ProtocolDoubtError(CacheUnreachableError):
-    """The received bytes are not the expected replies, so the connection must be closed."""
+    """The received bytes are not the expected replies. Close the connection."""
 
 
 class CacheConnection:
-    """An open, authenticated connection. Close it after any exception, because its stream is then undefined.
+    """An open, authenticated connection. After any exception, close it: its stream is undefined.
 
-    ``owed`` counts replies that nobody has read yet. The next read skips them first and appends
-    those that were errors to ``late_errors``. ``timeout_s`` limits the connect, the handshake
-    and, until :meth:`limit_wait` is called, each wait for bytes.
+    ``owed`` counts unread replies. The next read skips them and appends their errors to ``late_errors``.
+    ``timeout_s`` limits connecting, the handshake and, before :meth:`limit_wait`, each wait for bytes.
 
     Raises:
-        CacheUnreachableError: the cache does not answer, or not in time.
-        CacheError: the credentials, a certificate or the database are refused.
-        ConfigError: the TLS files cannot be used, or the node is not at a loopback address and has no TLS.
+        CacheUnreachableError: the cache does not answer in time.
+        CacheError: credentials, a certificate or the database are refused.
+        ConfigError: TLS files cannot be used, or the node is beyond loopback and has no TLS.
     """
 
     def __init__(
@@ -75,11 +73,11 @@ class CacheConnection:
         if address.tls and context is None:
             context = credentials.tls_context()
         try:
-            # Use a raw socket, because a client library's objects and copies cost more than the transfer.
+            # A client library's objects and copies would cost more than the transfer.
             self._socket = _connect(address, max(timeout_s, _MIN_TIMEOUT_S))
         except OSError as error:
             raise self._failure(error) from error
-        # Datasets are not closed explicitly, so close the connection when its owner is collected.
+        # Datasets are never closed explicitly, so close the connection with its owner.
         weakref.finalize(self, self._socket.close).atexit = False
         try:
             self.limit_wait(timeout_s)
@@ -94,31 +92,28 @@ class CacheConnection:
             raise
 
     def limit_wait(self, timeout_s: float) -> None:
-        """Limit each further wait for bytes, to at most :data:`IO_TIMEOUT_S`."""
+        """Limit each further wait for bytes to ``timeout_s``, at most :data:`IO_TIMEOUT_S`."""
         limit_s = min(max(timeout_s, _MIN_TIMEOUT_S), IO_TIMEOUT_S)
         if limit_s == self._limit_s:
             return
-        # A kernel timeout on a blocking socket: Python's own costs a poll() before every receive.
+        # Use the kernel's timeout, because Python's costs a poll() before each receive.
         timeval = struct.pack("ll", int(limit_s), int(limit_s % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         self._limit_s = limit_s
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, which becomes readable when bytes arrive."""
+        """Return the socket's descriptor, which is readable when bytes have arrived."""
         return self._socket.fileno()
 
     @property
     def pending(self) -> bool:
-        """Whether received bytes may be buffered here, so that the socket does not become readable."""
+        """Whether received bytes may be buffered here, in which case the socket need not be readable."""
         return self._tls is not None and self._tls.pending
 
     def send(self, data: bytes) -> None:
         """Send all of ``data``."""
-        try:
-            self._socket.sendall(data if self._tls is None else self._tls.encrypted(data))
-        except OSError as error:
-            raise self._failure(error) from error
+        self.send_gathered([data], time.monotonic() + self._limit_s)
 
     def send_gathered(self, buffers: Sequence[bytes | memoryview], until_s: float) -> None:
         """Send all buffers before the monotonic time ``until_s``, without copying large ones."""
@@ -126,15 +121,15 @@ class CacheConnection:
             if self._tls is None:
                 self._send_views([memoryview(buffer) for buffer in buffers], until_s)
                 return
-            for joined in _joined(buffers):  # TLS takes one buffer at a time
+            for joined in _join(buffers):  # TLS encrypts one buffer at a time
                 self._send_views([memoryview(self._tls.encrypted(joined))], until_s)
         except OSError as error:
             raise self._failure(error) from error
 
     def receive(self, buffers: Sequence[memoryview], *, once: bool = False) -> int:
-        """Receive at least one byte into ``buffers``, in order. Return the number of bytes.
+        """Receive at least one byte into ``buffers``, in order. Returns the number of bytes.
 
-        If ``once``, wait for the socket only once: encrypted data may not yield a byte yet.
+        If ``once``, waits for the socket only once. Encrypted data may yield no byte yet.
         """
         try:
             if self._tls is None:
@@ -151,67 +146,63 @@ class CacheConnection:
         return count
 
     def ask(self, *words: bytes) -> Reply:
-        """Send a command and return the reply. An error reply is raised, as by :func:`refusal`."""
-        (answer,) = self.converse(words)
-        if isinstance(answer, ErrorReply):
-            raise refusal(self.address, answer.text)
-        return answer
+        """Send a command and return its reply. Raises the :func:`refusal` for an error reply."""
+        (reply,) = self.converse(words)
+        if isinstance(reply, ErrorReply):
+            raise refusal(self.address, reply.text)
+        return reply
 
     def converse(self, *commands: Sequence[bytes], timeout_s: float | None = None) -> list[Reply]:
-        """Send several commands at once and return the reply to each.
+        """Send commands and return their replies, including errors.
 
-        Waits at most ``timeout_s``, or as long as :meth:`limit_wait` allows.
+        ``timeout_s`` limits the total wait, by default to the limit of :meth:`limit_wait`.
         """
         if commands:
             self.send(b"".join([encode_command(*words) for words in commands]))
-        return self.answers(len(commands), time.monotonic() + (timeout_s or self._limit_s))
+        return self.replies(len(commands), time.monotonic() + (timeout_s or self._limit_s))
 
-    def answers(self, count: int, until_s: float) -> list[Reply]:
+    def replies(self, count: int, until_s: float) -> list[Reply]:
         """Return ``count`` replies, including errors, before the monotonic time ``until_s``."""
         began_s = time.monotonic()
         received, at = b"", 0
-        answers: list[Reply] = []
-        if not self.owed and count:  # fast path: nearly all SETs succeed
-            received = self._next_piece(began_s, until_s)
-            if received == _OK * count:
-                return [b"OK"] * count
-        while len(answers) < self.owed + count:
+        replies: list[Reply] = []
+        while len(replies) < self.owed + count:
             try:
                 parsed = parse_reply(received, at)
             except MalformedReplyError as error:
                 raise no_redis(self.address, received[at:], error) from error
             if parsed is None:
                 received, at = self._longer(received[at:], began_s, until_s), 0
-                if len(received) > _MAX_ANSWER_BYTES:
-                    raise self._failure(ProtocolDoubtError("the reply is too long"))
+                if len(received) > _MAX_REPLY_BYTES:
+                    raise self._failure(ProtocolDoubtError(f"a reply exceeds {_MAX_REPLY_BYTES} bytes"))
                 continue
-            answer, at = parsed
-            answers.append(answer)
-        late, answers = answers[: self.owed], answers[self.owed :]
-        self.late_errors += [answer.text for answer in late if isinstance(answer, ErrorReply)]
+            reply, at = parsed
+            replies.append(reply)
+        late, replies = replies[: self.owed], replies[self.owed :]
+        self.late_errors += [reply.text for reply in late if isinstance(reply, ErrorReply)]
         self.owed = 0
         if at < len(received):
-            raise self._failure(ProtocolDoubtError(f"{received[at : at + 40]!r} answers no command"))
-        return answers
+            raise self._failure(ProtocolDoubtError(f"unexpected reply {received[at : at + 40]!r}"))
+        return replies
 
     def close(self) -> None:
-        """Close the socket in this process. A copy in a forked process is not affected."""
+        """Close the socket in this process. A forked process keeps its copy."""
         self._socket.close()
 
     def _longer(self, received: bytes, began_s: float, until_s: float) -> bytes:
-        """Receive at least one more piece and return all bytes."""
+        """Receive one or more pieces and return all bytes."""
         pieces = [received, self._next_piece(began_s, until_s)]
         size = len(pieces[1])
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        # An incomplete reply is parsed from its start each time, so double the number of bytes before that.
+        # Incomplete replies are parsed from their start again, so first double the number of bytes.
         while size < len(received) and (self.pending or poll.poll(0)):
             pieces.append(self._next_piece(began_s, until_s))
             size += len(pieces[-1])
         return b"".join(pieces)
 
     def _next_piece(self, began_s: float, until_s: float) -> bytes:
-        """Return the next bytes, or an empty piece if an encrypted record is still incomplete."""
+        """Receive some bytes, or none while an encrypted record is incomplete."""
         if not self.pending:
             self._wait(select.POLLIN, began_s, until_s)
         piece = memoryview(bytearray(_PIECE_BYTES))
@@ -222,7 +213,7 @@ class CacheConnection:
         while at < len(views):
             end = min(at + _BUFFERS_PER_SEND, len(views))
             try:
-                # Never block here: _wait() bounds the wait by until_s.
+                # Do not block: _wait() respects until_s.
                 sent = self._socket.sendmsg(views[at:end], [], socket.MSG_DONTWAIT)
             except BlockingIOError:
                 sent = 0
@@ -248,55 +239,52 @@ class CacheConnection:
             commands.append((b"AUTH", *words))
         if self.address.db:
             commands.append((b"SELECT", b"%d" % self.address.db))
-        for answer in self.converse(*commands) if commands else ():
-            if isinstance(answer, ErrorReply):
-                raise refusal(self.address, answer.text)
+        for reply in self.converse(*commands) if commands else ():
+            if isinstance(reply, ErrorReply):
+                raise refusal(self.address, reply.text)
 
     def _failure(self, error: Exception, *, waited_s: float | None = None) -> CacheError:
         if isinstance(error, ssl.SSLError):
             return tls_failure(self.address, error)
-        hung_up = isinstance(error, EOFError | ConnectionResetError)
-        silent = isinstance(error, BlockingIOError | TimeoutError)
+        is_closed = isinstance(error, EOFError | ConnectionResetError)
+        is_silent = isinstance(error, BlockingIOError | TimeoutError)
         reason = "connection closed" if isinstance(error, EOFError) else str(error)
-        if silent:
+        if is_silent:
             reason = f"no response for {waited_s or self._limit_s or IO_TIMEOUT_S:.3g} s"
+        hint = ""
         # If only the peer uses TLS, it hangs up. If only this side does, the peer waits for more bytes.
-        doubt = hung_up or (silent and self.address.tls)
-        hint = (
-            silence_hint(self.address, encrypted=self._tls is not None)
-            if doubt and not self._has_received
-            else ""
-        )
+        if not self._has_received and (is_closed or (is_silent and self.address.tls)):
+            hint = silence_hint(self.address, encrypted=self._tls is not None)
         kind = ProtocolDoubtError if isinstance(error, ProtocolDoubtError) else CacheUnreachableError
         return kind(f"the cache at {self.address} cannot be reached: {reason}{hint}")
 
 
 def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
     if address.path:
-        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        opened.settimeout(timeout_s)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout_s)
         try:
-            opened.connect(address.path)
+            connection.connect(address.path)
         except OSError:
-            opened.close()
+            connection.close()
             raise
     else:
-        opened = socket.create_connection((address.host, address.port), timeout=timeout_s)
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # Blocking from here on: limit_wait() sets the kernel's timeouts.
-    opened.settimeout(None)
-    return opened
+        connection = socket.create_connection((address.host, address.port), timeout=timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # Blocking, because limit_wait() sets the kernel's timeouts.
+    connection.settimeout(None)
+    return connection
 
 
-def _joined(buffers: Sequence[bytes | memoryview]) -> Iterator[bytes]:
-    """Join the buffers into pieces of at least 64 KiB (except the last) without splitting any."""
-    waiting: list[bytes | memoryview] = []
-    waiting_bytes = 0
+def _join(buffers: Sequence[bytes | memoryview]) -> Iterator[bytes]:
+    """Join buffers into pieces of at least 64 KiB, except the last, without splitting any."""
+    pending: list[bytes | memoryview] = []
+    pending_bytes = 0
     for buffer in buffers:
-        waiting.append(buffer)
-        waiting_bytes += len(buffer) if isinstance(buffer, bytes) else buffer.nbytes
-        if waiting_bytes >= _JOINED_BYTES:
-            yield b"".join(waiting)
-            waiting, waiting_bytes = [], 0
-    if waiting_bytes:
-        yield b"".join(waiting)
+        pending.append(buffer)
+        pending_bytes += memoryview(buffer).nbytes
+        if pending_bytes >= _JOINED_BYTES:
+            yield b"".join(pending)
+            pending, pending_bytes = [], 0
+    if pending_bytes:
+        yield b"".join(pending)

@@ -1,4 +1,4 @@
-"""The nodes of one cache: the slot of a key, the node of a slot, and the open connections."""
+"""The nodes of a cache: which node owns which slots, and the connections to them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from superdl.super_wire.cache.resp import Reply
     from superdl.super_wire.errors import SuperError
 
-# How often a command may be sent within an exchange, including redirections.
+# Attempts for a command within an exchange, including redirections.
 MAX_ROUNDS = 6
 CONNECT_TIMEOUT_S = 5.0
-_NODE_CONNECT_S = 3.0  # an unreachable node must not delay the others for longer
+_NODE_CONNECT_S = 3.0  # the maximum time for which an unreachable node delays the others
 _SLOTS_TIMEOUT_S = 5.0
 SLOTS = 16384
 _MAX_PORT = 65535
 _MAX_HOST = 253
-# For other texts Python's resolver raises UnicodeError or ValueError, at the first connect.
+# For other texts, Python's resolver would raise UnicodeError or ValueError.
 _HOST = re.compile(r"[\w:%-]{1,63}(\.[\w:%-]{1,63})*\.?", re.ASCII)
 
 
@@ -55,29 +55,28 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotMap:
-    """The masters, in the order of their first slots, and for each slot the index of its master, or -1."""
+    """The masters, ordered by their first slots, and the index of each slot's master, or -1."""
 
-    # No replicas: the latest writes may not have reached them.
+    # Replicas are excluded, because the latest writes may not have reached them.
     nodes: tuple[Node, ...]
     owners: array[int]
 
     def node_of(self, slot: int) -> Node | None:
-        """Return the master of a slot, or ``None`` if it is unknown."""
+        """Return a slot's master, or ``None`` if it is unknown."""
         owner = self.owners[slot]
         return self.nodes[owner] if owner >= 0 else None
 
 
 class Redirection(NamedTuple):
-    """A redirection of a slot to another node, permanently or (``ASK``) only for one command."""
+    """A redirection to another node, for all commands to a slot or (``ASK``) for a single one."""
 
     kind: Literal["MOVED", "ASK"]
-    slot: int
     node: Node
 
 
 def key_slot(key: bytes) -> int:
     """Return a key's slot: CRC-16/XMODEM modulo 16384, over the hash tag only if the key has one."""
-    # The tag is the text between the first { and the first } after it, if not empty.
+    # The tag is the text between the first { and the next }, unless it is empty.
     start = key.find(b"{")
     if start >= 0:
         end = key.find(b"}", start + 1)
@@ -87,11 +86,11 @@ def key_slot(key: bytes) -> int:
 
 
 def parse_slots(reply: Reply, sender: Node) -> SlotMap:
-    """Parse the reply of ``sender`` to ``CLUSTER SLOTS``. Raises ``ValueError`` if it is invalid."""
+    """Parse a reply to ``CLUSTER SLOTS``. Raises ``ValueError`` if it is invalid."""
     if not isinstance(reply, list) or len(reply) > SLOTS:  # each entry has at least one slot
         raise ValueError(f"a slot map must be an array of at most {SLOTS} entries, not {reprlib.repr(reply)}")
     indices: dict[Node, int] = {}
-    # 16 bits suffice, since there are no more masters than slots.
+    # 16 bits are enough, because there are at most as many masters as slots.
     owners = array("h", [-1]) * SLOTS
     for item in reply:
         first, last, node = _range(item, sender)
@@ -102,7 +101,7 @@ def parse_slots(reply: Reply, sender: Node) -> SlotMap:
 
 
 def parse_redirection(text: str, sender: Node) -> Redirection | None:
-    """Parse an error of ``sender`` such as ``MOVED 3999 10.0.0.1:6381``, or return ``None``."""
+    """Parse an error such as ``MOVED 3999 10.0.0.1:6381``. Returns ``None`` for other errors."""
     kind, slot, address = (*text.split(" "), "", "", "")[:3]
     if kind not in ("MOVED", "ASK"):
         return None
@@ -112,11 +111,16 @@ def parse_redirection(text: str, sender: Node) -> Redirection | None:
         return None
     if host and not _is_host(host):  # such as "?", for a node without a name
         return None
-    return Redirection("MOVED" if kind == "MOVED" else "ASK", int(slot), Node(host or sender.host, int(port)))
+    return Redirection("MOVED" if kind == "MOVED" else "ASK", _node_at(host, int(port), sender))
+
+
+def _node_at(host: str, port: int, sender: Node) -> Node:
+    # No host means the sender's. If the sender is at a unix socket, it has none, and is the node itself.
+    return Node(host or sender.host, port) if host or sender.host else sender
 
 
 def _range(item: Reply, sender: Node) -> tuple[int, int, Node | None]:
-    """Return the first and last slot of an entry, and its master if that has an address."""
+    """Return an entry's first and last slot, and its master if that has an address."""
     match item:
         case [int(first), int(last), master, *_] if 0 <= first <= last < SLOTS:
             return first, last, _master(master, sender)
@@ -132,8 +136,7 @@ def _master(item: Reply, sender: Node) -> Node | None:
                 return None
             name = host.decode(errors="replace") if host else ""
             if not name or _is_host(name):
-                # No host means the host of the node that answered.
-                return Node(name or sender.host, port)
+                return _node_at(name, port, sender)
     raise ValueError(f"a node in a slot map must be [host, port, ...], not {reprlib.repr(item)}")
 
 
@@ -146,44 +149,44 @@ def _is_number(text: str, limit: int) -> bool:
 
 
 class NodeConnections:
-    """Connections to the nodes of one cache, opened on demand, and the slot map.
+    """Connections to a cache's nodes, opened on demand, and its slot map. Not thread-safe.
 
-    Not thread-safe. ``renewed`` is called with the refused credentials and the cache's error.
-    It returns new credentials, which are tried once, or raises.
+    ``renew_credentials`` is called with refused credentials and the cache's error. It returns new
+    credentials, which are tried once, or raises.
     """
 
     def __init__(
         self,
         address: CacheAddress,
         credentials: Credentials,
-        renewed: Callable[[Credentials, WrongPasswordError], Credentials] | None = None,
+        renew_credentials: Callable[[Credentials, WrongPasswordError], Credentials] | None = None,
     ) -> None:
         self.address = address
-        # The node that the user configured. It has no host for a unix socket.
+        # The configured node. At a unix socket, it has no host.
         self.home = Node(address.host, address.port)
         # None for a single server, and until the first slot map arrives.
         self.slots: SlotMap | None = None
-        # The slot map must be refreshed before it is used.
+        # Whether the slot map must be refreshed before use.
         self.stale = True
-        # Nodes that are not retried until renew(), with the reasons.
+        # Nodes that are not tried again before renew(), with the reasons.
         self.broken: dict[Node, SuperError] = {}
         self._lost_once: set[Node] = set()
-        # The open connections, as far as this side knows.
+        # Open connections. The peer may have closed them.
         self.opened: dict[Node, CacheConnection] = {}
         self._map_source = self.home
         self._credentials = credentials
-        self._renewed = renewed
-        # Created once: reading the system's CA certificates takes longer than a handshake.
+        self._renew_credentials = renew_credentials
+        # Created once, because loading the system's CA certificates takes longer than a handshake.
         self._context: ssl.SSLContext | None = credentials.tls_context() if address.tls else None
 
     @property
     def all_broken(self) -> str:
-        """The reasons why no node is tried before :meth:`renew`, or an empty string if some node still is."""
-        known = {self.home} if self.slots is None else set(map(self.connection_node, self.slots.nodes))
+        """The errors of all nodes if none is tried before :meth:`renew`, otherwise an empty string."""
+        known = {self.home} if self.slots is None else set(self.slots.nodes)
         return "; ".join(map(str, self.broken.values())) if self.broken.keys() >= known else ""
 
     def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Connect to the configured node and discover the others. Raises as ``CacheConnection`` does."""
+        """Connect to the configured node and discover the others. Raises what ``CacheConnection`` raises."""
         connection = self.connection(self.home, timeout_s)
         try:
             self.slots, self.stale = _query_slots(connection, self.home, timeout_s), False
@@ -193,16 +196,13 @@ class NodeConnections:
         self._close_unknown()
 
     def connection(self, node: Node, timeout_s: float = CONNECT_TIMEOUT_S) -> CacheConnection:
-        """Return the connection to a node, opening it if needed. A broken node is not retried before
-        :meth:`renew`.
-        """
+        """Return the connection to a node, opening it if necessary. Raises the error of a broken node."""
         if node in self.opened:
             return self.opened[node]
         if node in self.broken:
             # Raise a new instance, because an error that is raised repeatedly collects tracebacks.
             raise type(self.broken[node])(str(self.broken[node]))
-        at_home = node == self.home or not node.host
-        address = self.address if at_home else self.address.node(node.host, node.port)
+        address = self.address if node == self.home else self.address.node(node.host, node.port)
         limit_s = timeout_s if self.slots is None else min(timeout_s, _NODE_CONNECT_S)
         try:
             self.opened[node] = self._connect(address, limit_s)
@@ -213,23 +213,16 @@ class NodeConnections:
 
     def node_of(self, key: bytes) -> Node | None:
         """Return the node that owns a key, or ``None`` if it is unknown."""
-        if self.slots is None:
-            return self.home
-        node = self.slots.node_of(key_slot(key))
-        return None if node is None else self.connection_node(node)
-
-    def connection_node(self, node: Node) -> Node:
-        """Return the key of a node's connection. A node without a host is the home node."""
-        return node if node.host else self.home
+        return self.home if self.slots is None else self.slots.node_of(key_slot(key))
 
     def refresh(self, timeout_s: float, *, first: Node | None = None) -> None:
-        """Request the slot map from one node after another, for at most ``timeout_s`` in total.
+        """Request the slot map from one node after another, ``first`` first, for at most ``timeout_s``.
 
-        If no node sends a map, the old one is kept. ``first`` is the first node to try.
+        If no node sends a map, the old one is kept.
         """
         until_s = time.monotonic() + timeout_s
-        known = dict.fromkeys((self.home, *map(self.connection_node, self.slots.nodes if self.slots else ())))
-        # Ask the node that sent the current map last: if it was cut off, its map is still outdated.
+        known = dict.fromkeys((self.home, *(self.slots.nodes if self.slots else ())))
+        # Ask the sender of the current map last: if it was cut off, its map is still outdated.
         order = sorted(known, key=lambda node: (node not in self.opened, node == self._map_source))
         for node in dict.fromkeys((first, *order) if first is not None else order):
             left_s = until_s - time.monotonic()
@@ -240,7 +233,7 @@ class NodeConnections:
             try:
                 slots = _query_slots(self.connection(node, left_s), node, min(left_s, _SLOTS_TIMEOUT_S))
             except (CacheError, ConfigError) as error:
-                # The next node may know. If none does, the exchange reports it.
+                # If no other node sends a map either, the exchange reports that.
                 self.lose(node, str(error))
                 continue
             # Keep a known map rather than an empty one.
@@ -250,20 +243,18 @@ class NodeConnections:
         self._close_unknown()
 
     def ping(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Check that every node answers, by reading a record that does not exist, or raise
-        :class:`CacheError`.
-        """
+        """Read a missing record from every node. Raises :class:`CacheError` if a node fails or refuses."""
         for node in (self.slots.nodes if self.slots else ()) or (self.home,):
-            connection = self.connection(self.connection_node(node), timeout_s)
-            (answer,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))
-            if isinstance(answer, ErrorReply) and not is_redirection(answer.text):
-                raise refusal(connection.address, answer.text)
+            connection = self.connection(node, timeout_s)
+            (reply,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))
+            if isinstance(reply, ErrorReply) and not is_redirection(reply.text):
+                raise refusal(connection.address, reply.text)
 
-    def lose(self, node: Node, why: str) -> None:
-        """Close a failed connection. One more connection to the node is allowed before :meth:`renew`."""
+    def lose(self, node: Node, reason: str) -> None:
+        """Close a failed connection. Before :meth:`renew`, the node may be connected only once more."""
         self.drop(node)
         if node in self._lost_once:
-            self.broken.setdefault(node, CacheUnreachableError(why))
+            self.broken.setdefault(node, CacheUnreachableError(reason))
         self._lost_once.add(node)
 
     def was_lost(self, node: Node) -> bool:
@@ -276,7 +267,7 @@ class NodeConnections:
         self._lost_once.clear()
 
     def drop(self, node: Node) -> None:
-        """Close the connection to a node, if there is one."""
+        """Close the connection to a node, if any."""
         connection = self.opened.pop(node, None)
         if connection is not None:
             connection.close()
@@ -290,30 +281,29 @@ class NodeConnections:
         try:
             return CacheConnection(address, self._credentials, timeout_s=timeout_s, context=self._context)
         except WrongPasswordError as error:
-            if self._renewed is None:
+            if self._renew_credentials is None:
                 raise
-            self._credentials = self._renewed(self._credentials, error)
+            self._credentials = self._renew_credentials(self._credentials, error)
         return CacheConnection(address, self._credentials, timeout_s=timeout_s, context=self._context)
 
     def _close_unknown(self) -> None:
-        """Close the connections to nodes that are not in the slot map."""
         if self.slots is None:
             return
-        members = set(map(self.connection_node, self.slots.nodes)) or {self.home}
+        members = set(self.slots.nodes) or {self.home}
         for node in [node for node in self.opened if node not in members]:
             self.drop(node)
 
 
 def _query_slots(connection: CacheConnection, node: Node, timeout_s: float) -> SlotMap | None:
     """Return a node's slot map, or ``None`` if it is not in a cluster or refuses the command."""
-    (answer,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
-    if isinstance(answer, ErrorReply):
-        if is_passing(answer.text) or wants_credentials(answer.text):
-            raise refusal(connection.address, answer.text)
+    (reply,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
+    if isinstance(reply, ErrorReply):
+        if is_passing(reply.text) or wants_credentials(reply.text):
+            raise refusal(connection.address, reply.text)
         # Without cluster support or permission, treat it as a single node that owns every key.
         return None
     try:
-        return parse_slots(answer, node)
+        return parse_slots(reply, node)
     except ValueError as error:
         raise CacheError(
             f"the cache at {connection.address} sent an invalid reply to CLUSTER SLOTS: {error}"

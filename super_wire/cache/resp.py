@@ -1,4 +1,4 @@
-"""The Redis protocol, RESP2, and the meaning of a cache's errors. This module does no I/O."""
+"""The Redis protocol, RESP2, and the meaning of its errors. Does no I/O."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 CRLF = b"\r\n"
 # The largest value that Redis can store.
 MAX_BULK_BYTES = 512 * 2**20
-# The longest line to wait for, not counting the bytes of a bulk string.
+# The maximum length of a line. Bulk strings are not lines.
 MAX_LINE_BYTES = 65536
 MAX_DEPTH = 16
 MAX_ELEMENTS = 2**20
 
 
 class MalformedReplyError(ValueError):
-    """The bytes are not a reply, or the reply exceeds the limits. The stream can no longer be used."""
+    """The bytes are not a reply within the limits. The stream can no longer be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _TooShortError(Exception):
 
 
 def encode_command(*words: bytes) -> bytes:
-    """Encode one command as an array of bulk strings."""
+    """Encode a command as an array of bulk strings."""
     parts = [b"*%d\r\n" % len(words)]
     parts += [b"$%d\r\n%b\r\n" % (len(word), word) for word in words]
     return b"".join(parts)
@@ -53,7 +53,7 @@ def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Repl
     >>> parse_reply(b"*2\r\n:7\r\n$2\r\nhi\r\n")
     ([7, b'hi'], 16)
 
-    Raises ``MalformedReplyError`` if no further bytes can make it a reply.
+    Raises ``MalformedReplyError`` if no further bytes could complete it.
     """
     try:
         return _reply(bytes(data), at, 1)  # a memoryview has no find
@@ -63,7 +63,7 @@ def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Repl
 
 def _reply(data: bytes, at: int, depth: int) -> tuple[Reply, int]:
     mark, end = data[at : at + 1], data.find(CRLF, at, at + MAX_LINE_BYTES)
-    # Detect other protocols at once, because their bytes may never contain a line break.
+    # Detect other protocols at once: they may never send a line break.
     if mark and mark not in (b"+", b"-", b":", b"$", b"*"):
         raise _malformed("unknown type", data, at)
     if end < 0:
@@ -114,8 +114,8 @@ def _count(data: bytes, at: int, digits: bytes, limit: int) -> int:
     return int(digits)
 
 
-def _malformed(why: str, data: bytes, at: int) -> MalformedReplyError:
-    return MalformedReplyError(f"invalid reply {data[at : at + 40]!r} ({why})")
+def _malformed(reason: str, data: bytes, at: int) -> MalformedReplyError:
+    return MalformedReplyError(f"invalid reply {data[at : at + 40]!r} ({reason})")
 
 
 _TLS_HINT = " (does that port use TLS? If not, use redis://)"
@@ -134,12 +134,12 @@ def is_passing(text: str) -> bool:
 
 
 def is_for_memory(text: str) -> bool:
-    """Return whether an error reply means that the cache has no memory left for writes."""
+    """Return whether an error reply means that the cache is out of memory."""
     return text.startswith("OOM")
 
 
 def wants_credentials(text: str) -> bool:
-    """Return whether an error reply means that credentials are missing, wrong or not required."""
+    """Return whether an error reply is about missing, wrong or unnecessary credentials."""
     return text.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR Client sent AUTH"))
 
 
@@ -149,22 +149,22 @@ def is_redirection(text: str) -> bool:
 
 
 def refusal(address: CacheAddress | str, text: str) -> CacheError:
-    """Return the exception for an error reply: ``CacheUnreachableError`` if the state is temporary."""
+    """Return the exception for an error reply, ``CacheUnreachableError`` for a temporary state."""
     if is_passing(text):
         return CacheUnreachableError(f"the cache at {address} is not ready: {text}")
     if wants_credentials(text):
         return WrongPasswordError(
-            f"the cache at {address} refused the request: {text} (set SUPER_CACHE_USERNAME and "
-            "SUPER_CACHE_PASSWORD in this process's environment to the credentials that the cache requires)"
+            f"the cache at {address} refused the request: {text} (in this process's environment, set "
+            "SUPER_CACHE_USERNAME and SUPER_CACHE_PASSWORD to the credentials that the cache requires)"
         )
     remedy = ""
     if text.startswith("NOPERM"):
         remedy = (
-            " (docs/reference.md lists the rights that each user needs: for a reader, GET on super:r1:* and "
-            "XADD on super:n1:*, and in a cluster also CLUSTER SLOTS and ASKING)"
+            " (docs/reference.md lists each user's rights: a reader needs GET on super:r1:* and XADD on "
+            "super:n1:*, and in a cluster also CLUSTER SLOTS and ASKING)"
         )
     elif is_redirection(text):
-        remedy = " (this is a node of a Redis Cluster that refused CLUSTER SLOTS: allow this user to run it)"
+        remedy = " (this Redis Cluster node refused CLUSTER SLOTS: allow this user to run it)"
     return CacheError(f"the cache at {address} refused the request: {text}{remedy}")
 
 
@@ -181,13 +181,12 @@ def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
     if reason == "CERTIFICATE_VERIFY_FAILED":
         detail = getattr(error, "verify_message", "") or reason
         return CacheError(
-            f"{peer} presented a certificate that was not accepted: {detail} (set SUPER_CACHE_CA_FILE to a "
-            "PEM file of the authorities to trust; the certificate must be valid for the host in the "
-            "address)"
+            f"{peer} has a certificate that is not trusted: {detail} (set SUPER_CACHE_CA_FILE to a PEM "
+            "file of trusted authorities; the certificate must be valid for the host in the address)"
         )
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
         return CacheError(
-            f"{peer} did not accept the client certificate: {reason} (set SUPER_CACHE_CERT_FILE and "
+            f"{peer} rejected the client certificate: {reason} (set SUPER_CACHE_CERT_FILE and "
             "SUPER_CACHE_KEY_FILE to a certificate that it accepts, and its key)"
         )
     remedy = _TLS_HINT if reason in _NOT_TLS else ""
@@ -195,7 +194,7 @@ def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
 
 
 def silence_hint(address: CacheAddress, *, encrypted: bool) -> str:
-    """Return a hint for a peer that sent nothing or hung up, possibly after a TLS handshake."""
+    """Return a hint for a peer that sent nothing or hung up. ``encrypted`` means after a TLS handshake."""
     if encrypted:
         return " (does it require a client certificate? Set SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE)"
     if address.tls:

@@ -11,22 +11,22 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-# This takes one system call per piece. A wrapped socket takes two per 16 KiB, and 5% more CPU.
+# One system call per piece. A wrapped socket makes two per 16 KiB, and takes 5% more CPU.
 _PIECE_BYTES = 256 * 1024
 
 
 class TlsStream:
     """An encrypted stream over a blocking socket, which it does not close.
 
-    The constructor performs the handshake. ``timeout_s`` limits the whole handshake, to within one
-    of the socket's waits. Raises ``OSError`` if the connection was lost, or if the handshake failed
-    (``ssl.SSLError``) or took too long.
+    The constructor performs the handshake within ``timeout_s``, exceeded by at most one of the socket's
+    waits. Raises ``OSError`` if the connection is lost, or the handshake fails (``ssl.SSLError``) or times
+    out.
     """
 
     def __init__(
         self, connected: socket.socket, context: ssl.SSLContext, host: str, *, timeout_s: float
     ) -> None:
-        # Bytes may already be buffered here, so do not wait for the socket first.
+        # Whether bytes may be buffered here. If so, do not wait for the socket first.
         self.pending = False
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -42,19 +42,19 @@ class TlsStream:
         return self._outgoing.read()
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
-        """Wait for the socket at most once and return the number of bytes put into ``buffers``.
+        """Receive into ``buffers``, waiting for the socket at most once. Returns the number of bytes.
 
         The number is 0 if an encrypted record is still incomplete. Raises ``EOFError`` at the end.
         """
         if not self.pending:
-            self._take()
+            self._fill()
         count = self._decrypt(buffers)
-        if self._outgoing.pending:  # replies of the protocol, such as to a key update
+        if self._outgoing.pending:  # TLS's own replies, such as to a key update
             self._flush()
         return count
 
     def _decrypt(self, buffers: Sequence[memoryview]) -> int:
-        # Given a buffer, read() returns a number. typeshed does not declare this.
+        # With a buffer, read() returns a number, which typeshed does not declare.
         read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
         total = 0
         self.pending = True
@@ -71,7 +71,7 @@ class TlsStream:
             self.pending = False
         return total
 
-    def _take(self) -> None:
+    def _fill(self) -> None:
         count = self._socket.recv_into(self._piece)
         if not count:
             raise EOFError
@@ -89,9 +89,9 @@ class TlsStream:
                 self._flush()
                 if time.monotonic() > until_s:
                     raise TimeoutError from None
-                self._take()
+                self._fill()
             except ssl.SSLError:
-                with contextlib.suppress(OSError):  # send the alert, if the peer still listens
+                with contextlib.suppress(OSError):  # the peer may no longer receive the alert
                     self._flush()
                 raise
         self._flush()

@@ -1,4 +1,4 @@
-"""The object client for everything that reads objects: functions, listing, stores and commands."""
+"""The object client of functions, listings, stores and commands."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = [
 
 
 def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[str, ...] = ()) -> Bucket:
-    """Return this process's client for a bucket such as ``s3://name``, with the settings of its environment.
+    """Return this process's client for a bucket such as ``s3://name``, configured by its environment.
 
     ``hosts`` are the allowed web servers, each as ``https://host``. For ``None``, see
     :func:`superdl.super_wire.objects.web.may_read`. ``roots`` are the directories to which links in a
-    ``file://`` bucket may lead. By default, they may only lead to the bucket itself.
+    ``file://`` bucket may lead, by default only the bucket itself.
 
     Raises:
         ConfigError: the kind is unknown, a package is missing, or a directory is outside all ``roots``.
         ObjectError: the environment has no value for a setting that the client needs.
     """
-    # Clients are imported on demand: their packages may be missing, or slow to import.
+    # Import clients on demand: their packages may be missing, or slow to import.
     if bucket.startswith("s3://") and bucket != "s3://":
         from superdl.super_wire.objects.s3 import open_s3
 
@@ -70,7 +70,7 @@ def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[
 
 
 def pinned_bucket(bucket: str) -> str:
-    """Return the bucket in its current state: a branch or tag on the Hub is replaced by its commit."""
+    """Return the bucket, with the current commit in place of a branch or tag on the Hub."""
     if not bucket.startswith("hf://"):
         return bucket
     from superdl.super_wire.objects.hub import open_dataset
@@ -80,7 +80,7 @@ def pinned_bucket(bucket: str) -> str:
 
 @contextmanager
 def source_failures(what: str) -> Iterator[None]:
-    """Convert ``ObjectError`` into a ``SourceError`` that names ``what`` was being read."""
+    """Convert ``ObjectError`` to a ``SourceError`` that names the object or bucket ``what``."""
     try:
         yield
     except ObjectError as error:

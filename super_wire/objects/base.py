@@ -1,4 +1,4 @@
-"""The interface of all buckets, and the table that maps failures to SUPER's errors."""
+"""The interface of all buckets, and the mapping of their failures to SUPER's errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from superdl.super_wire.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# Maximum attempts for a request whose failures are temporary, before it raises ObjectError.
+# Attempts for a request that fails temporarily, before ObjectError is raised.
 ATTEMPTS = 3
 
 
@@ -32,7 +32,7 @@ class Fault(enum.Enum):
     """The cause of a failed request: the name of an ``Outcome``, and the errors for source and store."""
 
     MISSING = "missing", SourceNotFoundError, StoreGoneError
-    CHANGED = "changed", SourceError, StoreGoneError  # also if it ends before the requested span
+    CHANGED = "changed", SourceError, StoreGoneError  # also if the object ends before the requested span
     REFUSED = "refused", SourceForbiddenError, StoreRefusedError
     UNAVAILABLE = "unavailable", SourceBusyError, StoreBusyError  # a later request may succeed
     FAILED = "source_error", SourceError, StoreRefusedError  # anything else
@@ -59,12 +59,12 @@ CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 
 
 def fault_of(status: int) -> Fault:
-    """Classify the HTTP status of a response without an object, from any kind of store."""
+    """Return the fault for the HTTP status of a response without an object."""
     return _FAULTS.get(status, Fault.FAILED)
 
 
 class ObjectError(Exception):
-    """A failed request. The message contains the reason and the remedy, but not the object's name."""
+    """A failed request. The message states the reason and the remedy, but not the object's name."""
 
     def __init__(self, fault: Fault, why: str, *, unreachable: bool = False, full: bool = False) -> None:
         super().__init__(why)
@@ -73,22 +73,22 @@ class ObjectError(Exception):
         self.full = full  # no space left to write
 
     def of_source(self, what: str) -> SourceError:
-        """Return the error for a source, in which ``what`` is the object or bucket."""
-        words = {
+        """Return the error for a source. ``what`` is the name of the object or bucket."""
+        summaries = {
             Fault.MISSING: f"{what} does not exist",
             Fault.REFUSED: f"this machine may not read {what}",
             Fault.UNAVAILABLE: f"{what} could not be read in up to {ATTEMPTS} attempts",
         }
-        return self.fault.source_error(f"{words.get(self.fault, f'{what} cannot be read')} ({self})")
+        return self.fault.source_error(f"{summaries.get(self.fault, f'{what} cannot be read')} ({self})")
 
     def of_store(self, what: str) -> StoreError:
-        """Return the error for a store in which the object ``what`` was read or written."""
+        """Return the error for a store. ``what`` is the name of the object."""
         kind = StoreFullError if self.full else self.fault.store_error
         return kind(f"{what}: {self}")
 
 
 class Span(NamedTuple):
-    """The bytes of an object from ``begin`` up to ``end``. Values of -n and 0 mean the last n bytes."""
+    """The bytes of an object from ``begin`` up to ``end``. Use (-n, 0) for the last n bytes."""
 
     begin: int
     end: int
@@ -100,7 +100,7 @@ class Span(NamedTuple):
 
     @property
     def header(self) -> str:
-        """The value of the HTTP header that requests the span."""
+        """The value of the HTTP Range header."""
         return f"bytes={self.begin}" if self.begin < 0 else f"bytes={self.begin}-{self.end - 1}"
 
     def within(self, size_bytes: int) -> Span:
@@ -120,35 +120,34 @@ class Listed(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of a listing: objects, and the prefixes of ``folders`` that are not expanded."""
+    """A page of a listing: objects, and the prefixes of unexpanded folders."""
 
     objects: list[Listed]
     folders: Sequence[str] = ()
 
 
 class Pending(Protocol):
-    """A requested object. :mod:`select` can wait until its response begins."""
+    """A requested object. Use :mod:`select` to wait for its response."""
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for."""
+        """Return the descriptor that becomes readable when the response begins."""
 
     def close(self) -> None:
         """Abandon the request."""
 
 
 class Bucket(ABC):
-    """The objects of one bucket, for any number of threads. Each method raises :class:`ObjectError`."""
+    """A client for the objects of one bucket. Thread-safe. Each method raises :class:`ObjectError`."""
 
     name: str  # as in source URLs
-    threads: int = 16  # number of reader threads; each waits for one response
+    threads: int = 16  # the best number of reader threads
     in_flight: int = 1  # objects that each thread should request at once
     lists_folders: bool = True  # whether to list each folder separately
-    # Held while a page of a listing is parsed. Many threads that parse at once would block the others
-    # without being faster.
+    # Held while a page of a listing is parsed. Parsing in many threads would block others and gain nothing.
     page_lock: AbstractContextManager[object] = nullcontext()
 
     def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:  # noqa: ARG002
-        """Request an object, or a span of it, for a later :meth:`read`. Returns ``None`` if unsupported."""
+        """Request an object, or a span of it, for a later :meth:`read`. Returns ``None`` if not supported."""
         return None
 
     def read(
@@ -160,11 +159,11 @@ class Bucket(ABC):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,  # noqa: ARG002
     ) -> bytes | bytearray:
-        """Return the bytes of an object, or of a span of it. Fewer are returned if the object ends earlier.
+        """Return the bytes of an object, or of a span of it, which is cut off where the object ends.
 
-        If the object has a different ``version``, raises the fault ``CHANGED``. An empty version matches any.
-        ``before`` is called once with the number of bytes, before they are received, and its errors are
-        passed on. ``begun`` is the result of :meth:`begin` for the same arguments, and is consumed.
+        Raises the fault ``CHANGED`` if the object has a different ``version``. An empty version matches any.
+        Calls ``before`` once, with the number of bytes, before they are received, and propagates its errors.
+        ``begun`` is the result of :meth:`begin` for the same arguments, and is consumed.
         """
         return self._fetch(key, version, span, before)
 
@@ -172,23 +171,23 @@ class Bucket(ABC):
     def _fetch(
         self, key: str, version: str, span: Span | None, before: Callable[[int], None]
     ) -> bytes | bytearray:
-        """Read an object that was not requested ahead. The arguments are those of :meth:`read`."""
+        """Read an object that :meth:`begin` has not requested. The arguments are those of :meth:`read`."""
 
     @abstractmethod
     def head(self, key: str) -> tuple[str, int]:
         """Return the version and size of an object."""
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
-        """Yield all objects below a prefix, which is empty or ends with ``/``.
+        """Yield all objects below a prefix, which must be empty or end with ``/``.
 
-        With ``folders``, yield only the objects directly below it and the prefixes of its folders.
+        With ``folders``, yield only the objects directly below it, and its folders' prefixes.
         """
         raise ConfigError(f"{self.name} cannot be listed by this client")
 
     def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:  # noqa: ARG002
-        """Write an object completely or not at all, from bytes or from the beginning of a file.
+        """Write an object atomically, from bytes or from the start of a file.
 
-        The server verifies ``md5``, the digest in base64. ``content_type`` is for HTTP readers.
+        The server verifies ``md5``, a digest in base64. ``content_type`` is for HTTP readers.
         """
         raise self._read_only()
 
@@ -201,19 +200,18 @@ class Bucket(ABC):
 
 
 def check_version(actual: str, version: str) -> None:
-    """Raise the fault ``CHANGED`` unless ``actual`` is the listed version."""
-    # Otherwise the sample's id would be wrong.
+    """Raise the fault ``CHANGED`` unless ``actual`` is the listed version, which sample ids contain."""
     if actual != version:
         raise ObjectError(Fault.CHANGED, f"the version is {actual}, but the catalog lists {version}")
 
 
 def check_range(content_range: str, size_bytes: int, span: Span) -> None:
-    """Refuse bytes that do not match a span. The end of the object may cut off the span."""
+    """Raise the fault ``FAILED`` unless a response is the span, up to the end of the object."""
     match = CONTENT_RANGE.fullmatch(content_range)
     first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
     if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:
         raise ObjectError(
             Fault.FAILED,
-            f"the server does not support range requests: it answered {span.header} with {size_bytes} bytes "
-            f"and Content-Range {content_range[:60]!r}",
+            f"the server does not support range requests: for {span.header}, it returned {size_bytes} bytes "
+            f"with Content-Range {content_range[:60]!r}",
         )

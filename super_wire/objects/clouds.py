@@ -1,4 +1,4 @@
-"""Buckets of Google and Azure, read through obstore, which requires the extra ``clouds``."""
+"""Buckets of Google and Azure, read with obstore from the extra ``clouds``."""
 
 from __future__ import annotations
 
@@ -48,21 +48,22 @@ _REMEDIES = {
     "attach an identity to the machine, with permission to list and read the container (Storage Blob "
     "Data Reader); for public containers, set AZURE_SKIP_SIGNATURE=true",
 }
-# Endpoints and credentials come from the variables of each cloud's tools.
-_OURS = ("GOOGLE_", "AZURE_", "STORAGE_EMULATOR_HOST")
+# Variables of the clouds' own tools, which set endpoints and credentials.
+_PREFIXES = ("GOOGLE_", "AZURE_", "STORAGE_EMULATOR_HOST")
 _STATUS = re.compile(r"status code: (\d{3})")
-_NO_ANSWER = ("HTTP error: ", "error decoding response body")  # obstore's messages about broken connections
-_WORDS = 300
+# obstore's messages about broken connections
+_DISCONNECTED = ("HTTP error: ", "error decoding response body")
+_SHOWN = 300
 
 
 def open_cloud(bucket: str) -> _Cloud:
     """Return the client for ``gs://name`` or ``az://container``. Raises as ``open_bucket`` does."""
-    settings = frozenset(item for item in os.environ.items() if item[0].startswith(_OURS))
-    return _opened(bucket, os.getpid(), settings)
+    settings = frozenset(item for item in os.environ.items() if item[0].startswith(_PREFIXES))
+    return _cached_client(bucket, os.getpid(), settings)
 
 
 @lru_cache(maxsize=16)
-def _opened(bucket: str, _process: int, _settings: frozenset[tuple[str, str]]) -> _Cloud:
+def _cached_client(bucket: str, _process: int, _settings: frozenset[tuple[str, str]]) -> _Cloud:
     return _Cloud(bucket)
 
 
@@ -84,7 +85,7 @@ class _Cloud(Bucket):
             "retry_config": _RETRIES,
         }
         self._obstore = obstore
-        self._suffixes = self._scheme == "gs"  # Azure serves no "last n bytes"
+        self._has_suffix_ranges = self._scheme == "gs"  # Azure cannot return the last n bytes
         with self._failures():
             if self._scheme == "az":
                 self._store: Any = AzureStore(name, **options)
@@ -95,19 +96,19 @@ class _Cloud(Bucket):
                 self._store = GCSStore(name, **options)
 
     def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
-        if span is not None and span.begin < 0 and not self._suffixes:
+        if span is not None and span.begin < 0 and not self._has_suffix_ranges:
             span = span.within(self.head(key)[1])
         options: dict[str, Any] = {"if_match": f'"{version}"'} if version else {}
         if span is not None:
             options["range"] = {"suffix": -span.begin} if span.begin < 0 else tuple(span)
         with self._failures():
-            answer = self._obstore.get(self._store, key, options=options)
-            current, (first, last) = _version(answer.meta), answer.range
+            response = self._obstore.get(self._store, key, options=options)
+            current, (first, last) = _version(response.meta), response.range
         if version:
-            check_version(current, version)  # not every server honours If-Match
+            check_version(current, version)  # some servers ignore If-Match
         before(last - first)
         with self._failures():
-            data: bytes = answer.bytes().to_bytes()
+            data: bytes = response.bytes().to_bytes()
         return data
 
     def head(self, key: str) -> tuple[str, int]:
@@ -131,14 +132,14 @@ class _Cloud(Bucket):
 
         try:
             yield
-        except (BaseError, OSError, ValueError) as error:  # ValueError: odd keys
-            message = str(error).partition("\n")[0][:_WORDS]
+        except (BaseError, OSError, ValueError) as error:  # ValueError: an invalid key
+            message = str(error).partition("\n")[0][:_SHOWN]
             status = int(match[1]) if (match := _STATUS.search(str(error))) else 0
             fault = Fault.MISSING if isinstance(error, FileNotFoundError) else fault_of(status)
-            if not status and any(words in str(error) for words in _NO_ANSWER):
+            if not status and any(words in str(error) for words in _DISCONNECTED):
                 fault = Fault.UNAVAILABLE
-            # Add a remedy if no server answered: without credentials, obstore calls a server that
-            # only exists on the cloud's machines.
+            # Without a status, the credentials may be missing: obstore then requests them from a server
+            # that only the cloud's own machines can reach.
             remedy = "" if status and fault is not Fault.REFUSED else f"; {_REMEDIES[self._scheme]}"
             raise ObjectError(fault, f"{message}{remedy}") from error
 
@@ -148,5 +149,4 @@ def _listed(meta: Any) -> Listed:
 
 
 def _version(meta: Any) -> str:
-    # All clouds assign a new ETag to each version.
     return str(meta["e_tag"] or "").removeprefix("W/").strip('"')

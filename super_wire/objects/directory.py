@@ -1,4 +1,4 @@
-"""Directories as buckets: ``file://`` and a path that no key can escape, with ``..`` or through a link."""
+"""Directories as buckets, ``file://``. No key can escape its directory, by ``..`` or through a link."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import hashlib
 import os
 import stat
-import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,15 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_MAX_KEPT = 128  # open directories; files in others are opened by their full path
 # Without O_NONBLOCK, opening a FIFO would wait for its writer.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Directory(Bucket):
-    """A directory. Links in it may lead into ``allowed_roots``, or by default only to paths within it.
+    """A directory. Links in it may lead into ``allowed_roots``, by default only into the directory itself.
 
-    Raises ``ConfigError`` if ``root`` is relative, or outside all ``allowed_roots`` if any are given.
+    Raises ``ConfigError`` if ``root`` is relative, or outside all ``allowed_roots``.
     """
 
     threads = 2  # enough to read ahead of a decoder; more would only compete for the GIL
@@ -38,11 +36,9 @@ class Directory(Bucket):
         if allowed_roots and not any(_is_within(self._root, allowed) for allowed in allowed_roots):
             raise ConfigError(
                 f"this function may not read {root}: SUPER_FILE_ROOTS only allows "
-                f"{os.pathsep.join(allowed_roots)}"
+                f"{os.pathsep.join(allowed_roots)}. Add the directory to it"
             )
         self._roots = allowed_roots or (self._root,)
-        self._kept: dict[str, int] = {}  # descriptors of directories, by path
-        weakref.finalize(self, _close, self._kept)
 
     def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
         with self._opened(key) as descriptor:
@@ -54,26 +50,26 @@ class Directory(Bucket):
             # A concurrent writer could mix the bytes of two versions.
             _check_status(os.fstat(descriptor), version)
         if len(data) != clipped.size_bytes:
-            raise ObjectError(Fault.FAILED, f"only {len(data)} of {clipped.size_bytes} bytes could be read")
+            raise ObjectError(Fault.FAILED, f"read only {len(data)} of {clipped.size_bytes} bytes")
         if span is None and size_of_digest(version) is not None:
             digest = hashlib.blake2b(data, digest_size=ID_BYTES).digest()
             check_version(digest_version(len(data), digest), version)
         return data
 
     def head(self, key: str) -> tuple[str, int]:
-        """Return the file's version, derived from its size and modification time, and its size."""
+        """Return a file's version (:func:`file_version`) and size."""
         with self._opened(key) as descriptor:
             status = os.fstat(descriptor)
         return file_version(status), status.st_size
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
-        """Yield the descriptor of a regular file. System errors are raised as ``ObjectError``."""
+        """Open a regular file for reading. Converts ``OSError`` to ``ObjectError``."""
         try:
             descriptor = self._open(key)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise ObjectError(Fault.CHANGED, "not, or no longer, a regular file")
+                    raise ObjectError(Fault.CHANGED, "this is not a regular file")
                 yield descriptor
             finally:
                 os.close(descriptor)
@@ -83,51 +79,22 @@ class Directory(Bucket):
     def _open(self, key: str) -> int:
         if key.startswith("/") or "\0" in key or ".." in key.split("/"):
             raise _escape()
-        directory, _, name = key.rpartition("/")
-        kept = self._keep(directory)
-        if kept is not None:
-            try:
-                return os.open(name, _OPEN_FLAGS | os.O_NOFOLLOW, dir_fd=kept)
-            except OSError as error:
-                if error.errno != errno.ELOOP:  # otherwise it is a link
-                    raise
-        descriptor = self._resolve(key)
+        located = os.open(f"{self._root}/{key}", os.O_PATH | os.O_CLOEXEC)
         try:
+            # The kernel reports where the open file is, so swapping a directory for a link has no effect.
+            resolved = os.readlink(f"/proc/self/fd/{located}")  # noqa: PTH115 # no Path for each file
+            if not any(_is_within(resolved, root) for root in self._roots):
+                raise _escape()
             # Reopen the checked file itself, not its path.
-            return os.open(f"/proc/self/fd/{descriptor}", _OPEN_FLAGS)
+            return os.open(f"/proc/self/fd/{located}", _OPEN_FLAGS)
         finally:
-            os.close(descriptor)
-
-    def _keep(self, directory: str) -> int | None:
-        """Return a cached descriptor of a directory, or ``None`` if too many are already open."""
-        kept = self._kept.get(directory)
-        if kept is None and len(self._kept) < _MAX_KEPT:
-            descriptor = self._resolve(directory, os.O_DIRECTORY)
-            kept = self._kept.setdefault(directory, descriptor)
-            if kept != descriptor:  # another thread was faster
-                os.close(descriptor)
-        return kept
-
-    def _resolve(self, path: str, flags: int = 0) -> int:
-        """Open a path below a root with ``O_PATH``, so that it cannot be read yet."""
-        descriptor = os.open(f"{self._root}/{path}", os.O_PATH | os.O_CLOEXEC | flags)
-        # The kernel reports the resolved path, so replacing a directory with a link in between has no effect.
-        resolved = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 # no Path for each file
-        if not any(_is_within(resolved, root) for root in self._roots):
-            os.close(descriptor)
-            raise _escape()
-        return descriptor
-
-
-def _close(kept: dict[str, int]) -> None:
-    while kept:
-        os.close(kept.popitem()[1])
+            os.close(located)
 
 
 def _escape() -> ObjectError:
     return ObjectError(
         Fault.REFUSED,
-        "the path leaves the source's directory, and the function's SUPER_FILE_ROOTS allows no other",
+        "the path leaves the source's directory, and the function's SUPER_FILE_ROOTS does not allow that",
     )
 
 
@@ -141,12 +108,14 @@ def file_version(status: os.stat_result) -> str:
 
 
 def _check_status(status: os.stat_result, version: str) -> None:
-    """Refuse a file whose size or modification time does not match the listed version."""
+    """Raise the fault ``CHANGED`` if the size or modification time does not match the listed version."""
     size = size_of_digest(version)
     if size is None and version:
         check_version(file_version(status), version)
     elif size is not None and status.st_size != size:
-        raise ObjectError(Fault.CHANGED, f"found {status.st_size} bytes, but the catalog lists {version}")
+        raise ObjectError(
+            Fault.CHANGED, f"the file has {status.st_size} bytes, but the catalog lists {version}"
+        )
 
 
 def _read_exactly(descriptor: int, size_bytes: int, begin: int) -> bytes:
@@ -165,10 +134,10 @@ _AWAY |= {errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH
 
 def _failure(error: OSError) -> ObjectError:
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return ObjectError(Fault.MISSING, "the file does not exist, or no longer exists")
+        return ObjectError(Fault.MISSING, "the file does not exist")
     if isinstance(error, PermissionError):
         return ObjectError(
             Fault.REFUSED, f"permission denied to user id {os.geteuid()}: grant it read permission"
         )
     fault = Fault.UNAVAILABLE if error.errno in _AWAY else Fault.FAILED
-    return ObjectError(fault, f"could not be read: {error.strerror or error}")
+    return ObjectError(fault, f"cannot read the file: {error.strerror or error}")

@@ -13,19 +13,19 @@ from urllib.parse import urlsplit
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects.base import Bucket, Fault, Listed, ObjectError, Page, Span, check_version
-from superdl.super_wire.objects.web import answered, checked_path, may_read, range_header, server_of
+from superdl.super_wire.objects.web import checked_path, may_read, range_header, send, server_of
 from superdl.super_wire.redaction import clean_text, shown
 from superdl.super_wire.source_url import HUB_BUCKET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from superdl.super_wire.objects.web import Answer
+    from superdl.super_wire.objects.web import Response
 
 _HUB = "https://huggingface.co"
 # Limits for cached file locations. The Hub limits requests for them, but not requests for bytes.
 _KEPT, _KEPT_S = 1024, 600.0
-_ANSWER_BYTES = 2**25  # a page of a listing has 1,000 files, of some 300 bytes each
+_PAGE_BYTES = 2**25  # a page of a listing has 1,000 files with some 300 bytes each
 _COMMIT = re.compile("[0-9a-f]{40}")
 _OID = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 _NEXT = re.compile(r'<([^<>]{1,4096})>\s*;\s*rel="next"')
@@ -66,14 +66,14 @@ class Dataset(Bucket):
                 f"HF_ENDPOINT must be https://host or a server on this machine, not {endpoint!r}"
             )
         if not re.fullmatch("[!-~]*", token):  # no header can contain it
-            raise ConfigError("HF_TOKEN must not contain whitespace or non-ASCII characters")
+            raise ConfigError("HF_TOKEN must consist of printable ASCII characters without spaces")
         self.name, self._name, self._revision = bucket, match[1], match[2] or "main"
         self._endpoint = endpoint
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._locations: dict[str, _Location] = {}
 
     def pinned(self) -> str:
-        """Return the bucket with the current commit of its branch or tag."""
+        """Return the bucket at the current commit of its branch or tag."""
         commit = self._revision
         if not _COMMIT.fullmatch(commit):
             revision, _ = self._json(f"revision/{commit}?expand=sha")
@@ -85,24 +85,23 @@ class Dataset(Bucket):
         return f"hf://{self._name}@{commit}"
 
     def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
-        # A cached URL may have expired. Then look up the file once more.
-        for may_be_old in (key in self._locations, False):
+        # The cached URL may have expired. In that case, look up the file again.
+        for is_cached in (key in self._locations, False):
             location = self._locate(key)
             if version:
                 check_version(location.version, version)
             bounded = span.within(location.size) if span is not None and span.begin < 0 else span
-            is_hub = self._is_hubs(location.url)
-            # URLs of the CDN are signed for an hour. Send the token only to the Hub, and never
-            # show these URLs.
-            own, follow = (self._headers, self._is_hubs) if is_hub else ({}, self._leads_on)
-            with answered("GET", location.url, {**own, **range_header(bounded)}, follow) as answer:
-                if answer.good:
-                    if answer.size != location.size or (is_hub and answer.etag() != location.version):
+            is_hub = self._is_on_hub(location.url)
+            # Send the token only to the Hub. URLs of the CDN are signed for an hour: never show them.
+            headers, follow = (self._headers, self._is_on_hub) if is_hub else ({}, self._check_redirect)
+            with send("GET", location.url, {**headers, **range_header(bounded)}, follow) as response:
+                if response.good:
+                    if response.size != location.size or (is_hub and response.etag() != location.version):
                         raise ObjectError(Fault.CHANGED, "the file is not the one that the Hub announced")
-                    return answer.content(bounded, before)
+                    return response.content(bounded, before)
                 self._locations.pop(key, None)
-                if not may_be_old:  # else its URL may have expired
-                    raise self._failure(answer)
+                if not is_cached:
+                    raise self._failure(response)
         raise AssertionError  # the second round returns or raises
 
     def head(self, key: str) -> tuple[str, int]:
@@ -110,7 +109,7 @@ class Dataset(Bucket):
         return self._locate(key)[1:3]
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
-        """Yield all files below a prefix, with or without ``folders``."""
+        """Yield all files below a prefix, whether or not ``folders`` is set."""
         path = f"tree/{self._revision}" + (f"/{checked_path(prefix[:-1])}" if prefix else "")
         query = "recursive=true"
         while query:
@@ -121,73 +120,69 @@ class Dataset(Bucket):
             query = following
 
     def _locate(self, key: str) -> _Location:
-        """Return the URL of a file's bytes, together with its version and size."""
         location = self._locations.get(key)
         if location is not None and location.until_s > time.monotonic():
             return location
         url = f"{self._endpoint}/{self._name}/resolve/{self._revision}/{checked_path(key)}"
-        with answered("HEAD", url, self._headers, self._is_hubs) as answer:
-            if not (answer.good or answer.target):
-                raise self._failure(answer)
-            linked = "X-Linked-" if answer.target else ""  # for files at a CDN
-            # The Git id of the content (the SHA-256 of large files), so that unchanged files
-            # keep their sample ids after a commit.
-            version = answer.etag(f"{linked}ETag")
+        with send("HEAD", url, self._headers, self._is_on_hub) as response:
+            if not (response.good or response.target):
+                raise self._failure(response)
+            linked = "X-Linked-" if response.target else ""  # for files at a CDN
+            # The content's Git id, or SHA-256 for large files, does not change with commits elsewhere.
+            version = response.etag(f"{linked}ETag")
             if not _OID.fullmatch(version):
-                raise ObjectError(
-                    Fault.FAILED, f"the Hub returned {version[:_SHOWN]!r}, which is not a version"
-                )
-            size = answer.number(f"{linked}Size" if linked else "Content-Length")
-            location = _Location(answer.target or answer.url, version, size, time.monotonic() + _KEPT_S)
-        self._leads_on(location.url)
+                raise ObjectError(Fault.FAILED, f"the Hub returned the invalid version {version[:_SHOWN]!r}")
+            size = response.number(f"{linked}Size" if linked else "Content-Length")
+            location = _Location(response.target or response.url, version, size, time.monotonic() + _KEPT_S)
+        self._check_redirect(location.url)
         if len(self._locations) >= _KEPT:
             self._locations.clear()
         self._locations[key] = location
         return location
 
     def _json(self, path: str) -> tuple[Any, str]:
-        """Return the Hub's response and the query for the next page, which is empty after the last page."""
+        """Return a parsed response, or ``None`` if it is invalid, and the next page's query, if any."""
         url = f"{self._endpoint}/api/{self._name}/{path}"
-        with answered("GET", url, self._headers, self._is_hubs) as answer:
-            if not answer.good:
-                raise self._failure(answer)
-            content = answer.read(_ANSWER_BYTES + 1)
-            following = _NEXT.search(answer.headers.get("Link", ""))
+        with send("GET", url, self._headers, self._is_on_hub) as response:
+            if not response.good:
+                raise self._failure(response)
+            content = response.read(_PAGE_BYTES + 1)
+            following = _NEXT.search(response.headers.get("Link", ""))
         try:
-            parsed = json.loads(content) if len(content) <= _ANSWER_BYTES else None
+            parsed = json.loads(content) if len(content) <= _PAGE_BYTES else None
         except (ValueError, RecursionError):
             parsed = None
         return parsed, urlsplit(following[1]).query if following else ""
 
-    def _is_hubs(self, url: str) -> bool:
-        """Return whether a redirect stays on the Hub, so that it may receive the token."""
+    def _is_on_hub(self, url: str) -> bool:
+        """Return whether a redirect stays on the Hub and may receive the token."""
         return server_of(url) == server_of(self._endpoint)
 
-    def _leads_on(self, url: str) -> bool:
-        """Return ``True`` if the target may be read without the token. Otherwise raise an error."""
+    def _check_redirect(self, url: str) -> bool:
+        """Allow a redirect away from the Hub, without the token. Raises ``ObjectError`` if it lacks TLS."""
         server = server_of(url)
         if server.startswith("https:") or (self._endpoint.startswith("http:") and may_read(server, None)):
             return True
         raise ObjectError(Fault.REFUSED, f"the Hub redirects to {server}, which does not use TLS")
 
-    def _failure(self, answer: Answer) -> ObjectError:
-        code, words = (answer.headers.get(f"X-Error-{name}", "")[:_SHOWN] for name in ("Code", "Message"))
-        remedy = f" ({code} {shown(words)})" if code else ""
+    def _failure(self, response: Response) -> ObjectError:
+        code, message = (response.headers.get(f"X-Error-{name}", "")[:_SHOWN] for name in ("Code", "Message"))
+        remedy = f" ({code} {shown(message)})" if code else ""
         if code == "GatedRepo":
             remedy += (
                 f"; accept the conditions at {self._endpoint}/{self._name}, and set HF_TOKEN to a token of "
                 "that account"
             )
-        elif answer.status in {401, 403}:
+        elif response.status in {401, 403}:
             remedy += (
                 "; if the dataset exists, it is private: set HF_TOKEN to a token of an account with access"
             )
-        elif answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+        elif response.status == HTTPStatus.TOO_MANY_REQUESTS:
             remedy += (
-                "; the Hub limits requests: set HF_TOKEN, and read Parquet files or tars instead of loose "
+                "; the Hub limits requests: set HF_TOKEN, and read Parquet files or tars instead of single "
                 "files"
             )
-        return answer.failure(remedy)
+        return response.failure(remedy)
 
 
 def _file_in(entry: Any) -> Iterator[Listed]:

@@ -1,8 +1,8 @@
 """S3 and compatible servers: the objects of a bucket, over persistent connections.
 
-A GET takes a fast path. The general path through urllib3 retries, follows a bucket to its region
-and converts refusals into :class:`ObjectError`. It serves all requests behind a proxy, and
-servers with unusual responses to GETs.
+A GET is first sent over a lean connection. If that fails, urllib3 sends it again: this general path
+retries, follows a bucket to its region and converts refusals to :class:`ObjectError`. All other
+requests take it from the start, as do all requests behind a proxy.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from superdl.super_wire.objects.base import (
     Span,
     check_range,
     check_version,
-    fault_of,
 )
 from superdl.super_wire.objects.s3_account import Account, Signer, account_of, query_of, settings_of_s3
-from superdl.super_wire.objects.s3_answers import parse_page, refusal, region_in
 from superdl.super_wire.objects.s3_connection import (
     Patience,
     PendingGet,
     Request,
     Route,
     UnreachableError,
-    UnusualAnswerError,
+    UnusualResponseError,
     headers_of,
 )
+from superdl.super_wire.objects.s3_responses import parse_page, refusal, region_in
 from superdl.super_wire.objects.web import pool_manager, proxy_of
 
 if TYPE_CHECKING:
@@ -48,11 +47,10 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects.base import Pending
 
-# A GET takes about 20 ms at S3, and decoding a small image 1 ms or less.
+# A GET from S3 takes about 20 ms, decoding a small image at most 1 ms.
 _LEAN_THREADS, _LEAN_IN_FLIGHT = 2, 16
 _PAGE_BYTES = 2**24  # a page lists 1,000 keys of at most 1,024 bytes each, or three times that when encoded
-_BRIEF_BYTES = 2**16  # of a refusal, at most
-_PUT_BYTES_MAX = 5 * 2**30
+_REFUSAL_BYTES = 2**16
 _WHOLE = 200
 
 T = TypeVar("T")
@@ -60,11 +58,13 @@ T = TypeVar("T")
 
 def open_s3(name: str, patience: Patience = Patience()) -> S3Bucket:  # noqa: B008  # frozen
     """Return this process's client for a bucket, with the settings of its environment."""
-    return _opened(name, patience, os.getpid(), settings_of_s3())
+    return _cached_client(name, patience, os.getpid(), settings_of_s3())
 
 
 @lru_cache(maxsize=64)
-def _opened(name: str, patience: Patience, process: int, settings: frozenset[tuple[str, str]]) -> S3Bucket:
+def _cached_client(
+    name: str, patience: Patience, process: int, settings: frozenset[tuple[str, str]]
+) -> S3Bucket:
     return S3Bucket(name, account_of(process, settings), patience)
 
 
@@ -75,7 +75,7 @@ def close_connections() -> None:
 
 
 class S3Bucket(Bucket):
-    """The client for the bucket ``bucket``. After a fork, it opens new connections."""
+    """The client for a bucket. After a fork, it opens new connections."""
 
     def __init__(self, bucket: str, account: Account, patience: Patience = Patience()) -> None:  # noqa: B008
         self.name = f"s3://{bucket}"
@@ -83,31 +83,31 @@ class S3Bucket(Bucket):
         self._account = account
         self._patience = patience
         self._current: Route | None = None
-        self._ended: Callable[[], object] = lambda: None  # closes that route
-        self._region = ""  # learned from a redirect
-        self._reported_region = ""  # region that S3 reported
-        self._lean = True
+        self._close_route: Callable[[], object] = lambda: None
+        self._region = ""  # of the last redirect
+        self._reported_region = ""
         self._lock, self.page_lock = threading.Lock(), threading.Lock()
         _clients.add(self)
 
     @property
     def threads(self) -> int:  # type: ignore[override]
         """The best number of threads for reading."""
-        return _LEAN_THREADS if self._lean else super().threads
+        return super().threads if self._is_proxied else _LEAN_THREADS
 
     @property
     def in_flight(self) -> int:  # type: ignore[override]
         """The number of objects that each thread should request at once."""
-        return _LEAN_IN_FLIGHT if self._lean else 1
+        return 1 if self._is_proxied else _LEAN_IN_FLIGHT
 
     def begin(self, key: str, version: str, span: Span | None = None) -> Pending | None:
-        """Request an object, or a span of it, ahead of reading."""
-        if not self._lean:
+        """Request an object, or a span of it, for a later :meth:`read`. Returns ``None`` behind a proxy."""
+        route = self._route()
+        if route.proxied:
             return None
         try:
-            return self._route().ask(key, version, span)
+            return route.request(key, version, span)
         except OSError as error:
-            raise self._unanswered(error) from error
+            raise self._no_response(error) from error
 
     def read(
         self,
@@ -119,16 +119,6 @@ class S3Bucket(Bucket):
         begun: Pending | None = None,
     ) -> bytes | bytearray:
         """Return the bytes of an object, or of a span of it, as described by ``Bucket.read``."""
-        return self._fetch(key, version, span, before, begun if isinstance(begun, PendingGet) else None)
-
-    def _fetch(
-        self,
-        key: str,
-        version: str,
-        span: Span | None,
-        before: Callable[[int], None],
-        begun: PendingGet | None = None,
-    ) -> bytes | bytearray:
         sizes: list[int] = []
 
         def before_once(size_bytes: int) -> None:
@@ -136,27 +126,22 @@ class S3Bucket(Bucket):
                 sizes.append(size_bytes)
                 before(size_bytes)
 
-        if begun is None and not self._lean:
-            return self._read_slowly(key, version, span, before_once)
-        temporary = True
+        route = self._route()
+        if route.proxied:
+            return self._fetch(key, version, span, before_once)
         try:
-            begun = begun or self._route().ask(key, version, span)
-            return begun.route.finish(begun, before_once)
-        except UnusualAnswerError as answer:
-            temporary = not answer.status or fault_of(answer.status) is Fault.UNAVAILABLE
+            pending = begun if isinstance(begun, PendingGet) else route.request(key, version, span)
+            return pending.route.finish(pending, before_once)
         except UnreachableError as error:
-            raise self._unanswered(error) from error
-        except OSError:
+            raise self._no_response(error) from error
+        except (OSError, UnusualResponseError):
             pass  # the general path finds out what is wrong
         # Retry outside the handler, because the exception keeps the partly received body in memory.
-        data = self._read_slowly(key, version, span, before_once, self._patience.attempts - 1)
-        if not temporary and begun is not None and self._current is begun.route:
-            self._lean = False  # this server's responses are always unusual
-        return data
+        return self._fetch(key, version, span, before_once, self._patience.attempts - 1)
 
     def head(self, key: str) -> tuple[str, int]:
         """Return the version and size of an object."""
-        return self._general(Request("HEAD", key), lambda response: (_etag(response), _size(response)))
+        return self._send(Request("HEAD", key), lambda response: (_etag(response), _size(response)))
 
     def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:
         """Write an object."""
@@ -167,21 +152,16 @@ class S3Bucket(Bucket):
             # The signature needs the digest first, so the file is read twice.
             digest = hashlib.file_digest(body, "sha256")  # type: ignore[arg-type]  # files have readinto()
             size = body.tell()
-        if size > _PUT_BYTES_MAX:
-            raise ObjectError(
-                Fault.FAILED,
-                f"{size:,} bytes are more than S3 accepts in one request: write smaller objects",
-            )
         lines = [f"content-length:{size}"]
         lines += [f"content-md5:{md5}"] if md5 else []
         lines.append(f"content-type:{content_type or 'application/octet-stream'}")
         request = Request("PUT", key, first=lines, body=body, digest=digest.hexdigest())
-        self._general(request, lambda _: None)
+        self._send(request, lambda _: None)
 
     def delete(self, key: str) -> None:
         """Remove an object. A missing object is not an error."""
         try:
-            self._general(Request("DELETE", key), lambda _: None)
+            self._send(Request("DELETE", key), lambda _: None)
         except ObjectError as error:
             if error.fault is not Fault.MISSING:
                 raise
@@ -197,25 +177,25 @@ class S3Bucket(Bucket):
                 raise ObjectError(Fault.FAILED, f"a page of the listing is larger than {_PAGE_BYTES:,} bytes")
             return content
 
-        marked = ""
+        remembered = ""
         for number in itertools.count(1):
-            content = self._general(Request("GET", None, query=query_of(query)), receive)
+            content = self._send(Request("GET", None, query=query_of(query)), receive)
             with self.page_lock:
                 page, following = parse_page(content)
             yield page
             if not following:
                 return
-            if following == marked:
+            if following == remembered:
                 raise ObjectError(Fault.FAILED, "the object store's listing repeats pages, so it never ends")
             if number.bit_count() == 1:  # at increasing intervals, to detect cycles of any length
-                marked = following
+                remembered = following
             query["continuation-token"] = following
 
     def region(self) -> str:
-        """Return the bucket's region, which S3 reports even when it refuses a request, or an empty string."""
+        """Return the bucket's region, or an empty string. S3 reports it even when it refuses a request."""
         request = Request("HEAD", None)
         try:
-            return self._general(request, lambda got: got.headers.get("x-amz-bucket-region", ""))
+            return self._send(request, lambda response: response.headers.get("x-amz-bucket-region", ""))
         except ObjectError:
             if not self._reported_region:
                 raise
@@ -225,14 +205,14 @@ class S3Bucket(Bucket):
         """Close the idle connections. The next request opens new ones."""
         with self._lock:
             self._current = None
-            self._ended()
+            self._close_route()
 
     def forget(self) -> None:
-        """Drop connections, locks and credentials in a forked child, because they belong to the parent."""
+        """Drop connections, locks and credentials, which in a forked child belong to the parent."""
         self._lock, self.page_lock = threading.Lock(), threading.Lock()
         self._current, self._account = None, account_of(os.getpid(), settings_of_s3())
 
-    def _read_slowly(
+    def _fetch(
         self, key: str, version: str, span: Span | None, before: Callable[[int], None], attempts: int = 0
     ) -> bytes:
         def receive(response: urllib3.BaseHTTPResponse) -> bytes:
@@ -243,24 +223,20 @@ class S3Bucket(Bucket):
                 check_range(response.headers.get("Content-Range", ""), size, span)
             elif response.status != _WHOLE:
                 raise ObjectError(
-                    Fault.FAILED, f"the object store answered {response.status} and truncated the object"
+                    Fault.FAILED, f"the object store returned status {response.status} and only a part"
                 )
             before(size)
             return response.read()
 
         request = Request("GET", key, headers=headers_of(version, span))
-        return self._general(request, receive, attempts=attempts)
+        return self._send(request, receive, attempts)
 
-    def _general(
-        self,
-        request: Request,
-        receive: Callable[[urllib3.BaseHTTPResponse], T],
-        *,
-        attempts: int = 0,
+    def _send(
+        self, request: Request, receive: Callable[[urllib3.BaseHTTPResponse], T], attempts: int = 0
     ) -> T:
-        """Send a request, and return the result of ``receive`` for the response, whose body is still unread.
+        """Send a request and return the result of ``receive`` for the response, whose body is still unread.
 
-        Errors raised by ``receive`` are passed on. ``attempts`` is the maximum, and 0 means the default.
+        Propagates the errors of ``receive``. For 0 ``attempts``, the default number applies.
         """
         attempts = attempts_left = attempts or self._patience.attempts
         followed = False
@@ -273,7 +249,7 @@ class S3Bucket(Bucket):
                         result = receive(response)
                         response.drain_conn()
                         return result
-                    content = response.read(_BRIEF_BYTES)
+                    content = response.read(_REFUSAL_BYTES)
                 region = region_in(response.status, response.headers, content)
                 self._reported_region = response.headers.get("x-amz-bucket-region") or self._reported_region
                 # A redirect does not count as an attempt, but is followed only once.
@@ -283,7 +259,7 @@ class S3Bucket(Bucket):
                     continue
                 failed = refusal(response.status, content, self._bucket, region, request.method)
             except urllib3.exceptions.HTTPError as error:
-                failed = self._unanswered(error)
+                failed = self._no_response(error)
                 failed.__cause__ = error
             if failed.fault is not Fault.UNAVAILABLE or failed.unreachable or attempts_left <= 0:
                 raise failed
@@ -310,35 +286,38 @@ class S3Bucket(Bucket):
         timeout = urllib3.Timeout(connect=self._patience.address_s, read=self._patience.silence_s)
         pool = pool_manager(proxy, endpoint.tls, timeout)
         route = Route(endpoint, signer, pool, bool(proxy), self._patience)
-        self._lean = self._lean and not proxy
-        self._ended = ended = weakref.finalize(self, route.close)
+        self._close_route = finalizer = weakref.finalize(self, route.close)
         # The system closes the sockets at exit.
-        ended.atexit = False
+        finalizer.atexit = False
         return route
 
     def _follow(self, route: Route) -> None:
         """Switch to the region that S3 reported, unless another thread has already done so."""
         with self._lock:
             if self._current is route:
-                ended = self._ended
+                close_route = self._close_route
                 self._current = self._new_route()
-                ended()
+                close_route()
 
-    def _unanswered(self, error: Exception) -> ObjectError:
+    @property
+    def _is_proxied(self) -> bool:
+        return self._current is not None and self._current.proxied
+
+    def _no_response(self, error: Exception) -> ObjectError:
         route = self._current
         server = route.endpoint.netloc if route else self.name
-        words = f"no object store answered at {server} ({type(error).__name__}: {error})"
+        reason = f"no object store answered at {server} ({type(error).__name__}: {error})"
         remedy = (
             "check the network (in a VPC, use a gateway endpoint for S3 in the bucket's region, or NAT), "
             "and SUPER_S3_ENDPOINT_URL or AWS_ENDPOINT_URL_S3 if the store is not AWS"
         )
         if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in (error, *error.args)):
             remedy = "set AWS_CA_BUNDLE to a file with the authorities to trust"
-            return ObjectError(Fault.FAILED, f"{words}: {remedy}")
+            return ObjectError(Fault.FAILED, f"{reason}: {remedy}")
         timed_out = isinstance(error, urllib3.exceptions.ConnectTimeoutError)
         refused = isinstance(error, urllib3.exceptions.NewConnectionError)  # a subclass of the above
         unreachable = isinstance(error, UnreachableError) or (timed_out and not refused)
-        return ObjectError(Fault.UNAVAILABLE, f"{words}: {remedy}", unreachable=unreachable)
+        return ObjectError(Fault.UNAVAILABLE, f"{reason}: {remedy}", unreachable=unreachable)
 
 
 def _etag(response: urllib3.BaseHTTPResponse) -> str:
@@ -348,7 +327,7 @@ def _etag(response: urllib3.BaseHTTPResponse) -> str:
 def _size(response: urllib3.BaseHTTPResponse) -> int:
     size = response.headers.get("Content-Length", "")
     if not size.isdigit() or "Transfer-Encoding" in response.headers:  # HTTP then ignores the length
-        raise ObjectError(Fault.FAILED, "the object store did not return the size")
+        raise ObjectError(Fault.FAILED, "the object store did not return the object's size")
     return int(size)
 
 

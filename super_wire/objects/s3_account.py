@@ -38,8 +38,7 @@ _HOST_LABEL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
 _DIRECTORY_BUCKET = "--x-s3"
 _PORTS = {"http": 80, "https": 443}
 _ON = frozenset({"1", "true", "yes"})
-_LOOK_AGAIN_S = 10.0  # pause before another search for credentials
-_OURS = ("AWS_", "SUPER_S3_")
+_SEARCH_AGAIN_S = 10.0  # pause before another search for credentials
 _REMEDY = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give this machine a role; for "
     "public buckets, set SUPER_S3_ANONYMOUS=1"
@@ -48,7 +47,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A server: its scheme, host and port, and the path prefix in the URLs of its objects."""
+    """An S3 server, and the prefix that its URLs have before an object's key."""
 
     scheme: str
     host: str
@@ -59,17 +58,17 @@ class Endpoint:
 
     @property
     def netloc(self) -> str:
-        """The host, with its port if that is not the default of the scheme."""
-        shown = f"[{self.host}]" if ":" in self.host else self.host
-        return shown if self.port == _PORTS[self.scheme] else f"{shown}:{self.port}"
+        """The host, and the port unless it is the scheme's default."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 def settings_of_s3() -> frozenset[tuple[str, str]]:
-    """Return the variables that affect reading from S3. If they change, a new client is needed."""
+    """Return the environment variables that an S3 client depends on."""
     return frozenset(
-        item
-        for item in os.environ.items()
-        if item[0].startswith(_OURS) or item[0].upper().endswith("_PROXY") or item[0] == "REQUESTS_CA_BUNDLE"
+        (name, value)
+        for name, value in os.environ.items()
+        if name.startswith(("AWS_", "SUPER_S3_", "REQUESTS_CA_BUNDLE")) or name.upper().endswith("_PROXY")
     )
 
 
@@ -80,31 +79,29 @@ def account_of(_process: int, _settings: frozenset[tuple[str, str]]) -> Account:
 
 
 class Account:
-    """Settings and credentials, read from the environment at construction. Thread-safe."""
+    """Settings and credentials, read from the environment on construction. Thread-safe."""
 
     def __init__(self) -> None:
-        # All other settings come from boto3's variables and profiles.
+        # All other settings come from boto3's own variables and profiles.
         self.endpoint_url = os.environ.get("SUPER_S3_ENDPOINT_URL", "")
         self.anonymous = os.environ.get("SUPER_S3_ANONYMOUS", "").lower() in _ON
         self.requester_pays = os.environ.get("SUPER_S3_REQUESTER_PAYS", "").lower() in _ON
         self._lock = threading.Lock()
         self._session: Any = None
         self._credentials: Any = None
-        self._look_again_s = 0.0
+        self._search_again_s = 0.0
 
     @property
     def credentials(self) -> Callable[[], ReadOnlyCredentials] | None:
-        """A function that returns valid credentials or raises ``ObjectError``, or ``None`` for anonymous
-        access.
-        """
-        return None if self.anonymous else self._valid_now
+        """A function that returns valid credentials or raises ``ObjectError``. ``None`` if anonymous."""
+        return None if self.anonymous else self._valid_credentials
 
     def endpoint(self, bucket: str, region: str = "") -> Endpoint:
         """Return the endpoint for a bucket, in ``region`` if S3 has reported one."""
         with self._lock, _failures():
-            session = self._opened()
-            own = session.get_config_variable("region") or os.environ.get("AWS_REGION") or _DEFAULT_REGION
-            region = region or (_DEFAULT_REGION if own == "aws-global" else own)
+            session = self._open_session()
+            region = region or session.get_config_variable("region") or os.environ.get("AWS_REGION", "")
+            region = _DEFAULT_REGION if region in {"", "aws-global"} else region
             if not _REGION.fullmatch(region):
                 raise ObjectError(
                     Fault.FAILED, f"the region must be a name such as {_DEFAULT_REGION}, not {region!r}"
@@ -118,42 +115,42 @@ class Account:
         return Endpoint(parts.scheme, parts.hostname or "", port, region, prefix, tls)
 
     def _location(self, session: Any, bucket: str, region: str, options: dict[str, str]) -> tuple[str, str]:
-        """Return the URL of a bucket's server, and the path of the bucket on it."""
+        """Return the URL of a bucket's server, and the bucket's path on it."""
         if bucket.endswith(_DIRECTORY_BUCKET):
             raise ObjectError(Fault.FAILED, "a directory bucket (S3 Express) is not supported")
         style = options.get("addressing_style", "auto")
-        fits = _HOST_LABEL.fullmatch(bucket) is not None  # a dot would not match the certificate
-        if named := self.endpoint_url or _configured_url(session):
-            parts = _checked_url(named)
-            if style == "virtual" and fits:
+        is_label = _HOST_LABEL.fullmatch(bucket) is not None  # with a dot, no certificate would match
+        if url := self.endpoint_url or _configured_url(session):
+            parts = _checked_url(url)
+            if style == "virtual" and is_label:
                 return f"{parts.scheme}://{bucket}.{parts.netloc}", parts.path.rstrip("/")
-            return named, f"{parts.path.rstrip('/')}/{quote(bucket)}"
+            return url, f"{parts.path.rstrip('/')}/{quote(bucket)}"
         suffix = next(
             (suffix for start, suffix in _SUFFIXES.items() if region.startswith(start)), "amazonaws.com"
         )
         fips = "-fips" if session.get_config_variable("use_fips_endpoint") else ""
         dual = ".dualstack" if session.get_config_variable("use_dualstack_endpoint") else ""
-        if str(options.get("use_accelerate_endpoint", "")).lower() == "true" and fits:
+        if str(options.get("use_accelerate_endpoint", "")).lower() == "true" and is_label:
             return f"https://{bucket}.s3-accelerate{dual}.{suffix}", ""
         server = f"s3{fips}{dual}.{region}.{suffix}"
-        if fits and style != "path":
+        if is_label and style != "path":
             return f"https://{bucket}.{server}", ""
         return f"https://{server}", f"/{quote(bucket)}"
 
-    def _opened(self) -> Any:
+    def _open_session(self) -> Any:
         if self._session is None:
             from botocore.session import Session
 
             self._session = Session()
         return self._session
 
-    def _valid_now(self) -> ReadOnlyCredentials:
+    def _valid_credentials(self) -> ReadOnlyCredentials:
         with _failures():
             if self._credentials is None:
                 with self._lock:
-                    if self._credentials is None and time.monotonic() >= self._look_again_s:
-                        self._credentials = self._opened().get_credentials()
-                        self._look_again_s = time.monotonic() + _LOOK_AGAIN_S
+                    if self._credentials is None and time.monotonic() >= self._search_again_s:
+                        self._credentials = self._open_session().get_credentials()
+                        self._search_again_s = time.monotonic() + _SEARCH_AGAIN_S
             if self._credentials is None:
                 raise ObjectError(Fault.REFUSED, f"there are no usable AWS credentials: {_REMEDY}")
             # boto3's chain refreshes them before they expire.
@@ -169,7 +166,7 @@ def _failures() -> Iterator[None]:
         yield
     except (exceptions.ConnectionError, exceptions.HTTPClientError) as error:
         raise ObjectError(
-            Fault.UNAVAILABLE, f"AWS credentials are not available at the moment: {error}"
+            Fault.UNAVAILABLE, f"the service for AWS credentials is not available: {error}"
         ) from error
     except exceptions.ClientError as error:  # from STS, which exchanges them for a role's
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -177,13 +174,14 @@ def _failures() -> Iterator[None]:
         fault = Fault.UNAVAILABLE if temporary else Fault.REFUSED
         raise ObjectError(fault, f"there are no usable AWS credentials ({error}): {_REMEDY}") from error
     except (exceptions.BotoCoreError, RuntimeError, OSError, ValueError) as error:
-        # RuntimeError means expired after a refresh. OSError and ValueError come from programs and files.
-        why = f"there are no usable AWS credentials ({error}): {_REMEDY}"
-        raise ObjectError(Fault.REFUSED, why) from error
+        # RuntimeError: still expired after a refresh. OSError and ValueError: a bad program or file.
+        raise ObjectError(
+            Fault.REFUSED, f"there are no usable AWS credentials ({error}): {_REMEDY}"
+        ) from error
 
 
 def _configured_url(session: Any) -> str:
-    """Return the endpoint in boto3's own settings, or an empty string if there is none."""
+    """Return the endpoint in boto3's own settings, if any."""
     from botocore.configprovider import ConfiguredEndpointProvider
 
     if session.get_config_variable("ignore_configured_endpoint_urls"):
@@ -195,14 +193,14 @@ def _configured_url(session: Any) -> str:
 def _checked_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        usable = parts.port != 0 and parts.scheme in _PORTS and parts.hostname
+        is_usable = parts.port != 0 and parts.scheme in _PORTS and parts.hostname
         (parts.hostname or "").encode("idna")  # as the resolver will do
     except ValueError:
-        parts, usable = urlsplit(""), False
-    if not usable or parts.username or parts.query:
+        parts, is_usable = urlsplit(""), False
+    if not is_usable or parts.username or parts.query:
         raise ObjectError(
             Fault.FAILED,
-            "the endpoint of the object store (SUPER_S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3) must be a URL "
+            "the object store's endpoint (SUPER_S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3) must be a URL "
             f"such as http://127.0.0.1:9000, not {without_credentials(url)!r}",
         )
     return parts
@@ -218,7 +216,7 @@ def _tls(session: Any) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=bundle or get_cert_path(verify=True))
     except OSError as error:
         raise ObjectError(
-            Fault.FAILED, f"the CA bundle {bundle} cannot be read ({error}): correct AWS_CA_BUNDLE"
+            Fault.FAILED, f"the CA bundle {bundle} cannot be read ({error}): set AWS_CA_BUNDLE to a PEM file"
         ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
@@ -226,19 +224,19 @@ def _tls(session: Any) -> ssl.SSLContext:
 
 # The digest of a request without a body.
 NO_BODY = hashlib.sha256(b"").hexdigest()
-_PATH_SAFE = "/~"  # besides letters, digits and _.-, S3 does not encode these in a key
-_AS_LISTED = "surrogateescape"  # for bytes of a key that are not UTF-8
+_PATH_SAFE = "/~"  # S3 encodes neither these in a key, nor letters, digits and _.-
+_SURROGATES = "surrogateescape"  # stand for bytes of a key that are not UTF-8
 
 
 def object_path(prefix: str, key: str) -> str:
-    """Return the URL path of an object, percent-encoded once as S3 signs it, with slashes kept."""
-    return f"{prefix}/{quote(key, safe=_PATH_SAFE, errors=_AS_LISTED)}"
+    """Return an object's URL path, percent-encoded except for slashes, as S3 signs it."""
+    return f"{prefix}/{quote(key, safe=_PATH_SAFE, errors=_SURROGATES)}"
 
 
 def query_of(fields: Mapping[str, str]) -> str:
-    """Return the query string of a URL, with the fields in signing order."""
+    """Return the query string with these fields, in signing order."""
     return "&".join(
-        f"{name}={quote(fields[name], safe='-_.~', errors=_AS_LISTED)}" for name in sorted(fields)
+        f"{name}={quote(fields[name], safe='-_.~', errors=_SURROGATES)}" for name in sorted(fields)
     )
 
 
@@ -260,10 +258,10 @@ class _Moment:
 
 
 class Signer:
-    """Builds the header lines of requests signed with AWS Signature Version 4. Thread-safe.
+    """Signs requests with AWS Signature Version 4. Thread-safe.
 
-    ``credentials`` is called at most once a second and returns the valid credentials. ``None`` means
-    no signatures. ``host`` is the value of the Host header, with the port if it is not the default.
+    ``credentials`` is called at most once a second and returns valid credentials. With ``None``, requests
+    are not signed. ``host`` is the value of the Host header, with the port if it is not the default.
     """
 
     def __init__(
@@ -290,16 +288,16 @@ class Signer:
         before_host: Sequence[str] = (),
         digest: str = NO_BODY,
     ) -> list[str]:
-        """Return the header lines of a request, including the signature.
+        """Return a request's header lines, including the signature.
 
-        Raises ``ObjectError`` if there are no credentials. ``path`` and ``query`` are made by
-        :func:`object_path` and :func:`query_of`. ``headers`` are further lines such as ``range:bytes=0-9``,
-        sorted, whose names come after ``host`` and before ``x-amz``. Those in ``before_host`` come before
-        ``host``. ``digest`` is the SHA-256 of the body.
+        ``path`` and ``query`` come from :func:`object_path` and :func:`query_of`. ``headers`` are further
+        lines such as ``range:bytes=0-9``, sorted, with names between ``host`` and ``x-amz``. The names in
+        ``before_host`` sort before ``host``. ``digest`` is the SHA-256 of the body. Raises ``ObjectError``
+        if there are no credentials.
         """
         if self._credentials is None:
             return [*before_host, self._host_line, *headers, *self._payer]
-        now = self._now(self._credentials)
+        now = self._moment_now(self._credentials)
         lines = [*before_host, self._host_line, *headers, f"x-amz-content-sha256:{digest}", now.date_line]
         lines += now.more_lines
         names = ";".join([line[: line.index(":")] for line in lines])
@@ -314,7 +312,7 @@ class Signer:
         )
         return lines
 
-    def _now(self, credentials: Callable[[], ReadOnlyCredentials]) -> _Moment:
+    def _moment_now(self, credentials: Callable[[], ReadOnlyCredentials]) -> _Moment:
         second, moment = int(time.time()), self._moment
         if moment is not None and moment.second == second:
             return moment

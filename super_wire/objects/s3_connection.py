@@ -1,10 +1,9 @@
-"""Requests to an S3 bucket: GETs over persistent connections, and all others through urllib3."""
+"""Requests to an S3 bucket: GETs over lean persistent connections, all others through urllib3."""
 
 from __future__ import annotations
 
 import re
 import socket
-import struct
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -23,16 +22,15 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects.s3_account import Endpoint
 
 
-_SLOWEST_BYTES_PER_S = 256 * 1024  # abandon a body that arrives more slowly on average
+_MIN_BYTES_PER_S = 256 * 1024  # abandon a body whose average rate is lower
 _FIRST_RECEIVE_BYTES = 16 * 1024  # holds the headers, and a small object completely
 _MAX_HEAD_BYTES = 64 * 1024
 _END_OF_HEAD = b"\r\n\r\n"
-# Responses with a length and an ETag. After any other response, the connection is closed.
+# After any other response, the connection is closed.
 _ORDINARY, _PARTIAL = b"HTTP/1.1 200 ", b"HTTP/1.1 206 "
 # Field names may have any case. The value ends with its line.
 _FIELD = re.compile(
-    rb"\r\n(content-length|content-range|etag|transfer-encoding|content-encoding|connection):"
-    rb"[ \t]*([^\r\n]*)",
+    rb"\r\n(content-length|content-range|etag|transfer-encoding|connection):[ \t]*([^\r\n]*)",
     re.IGNORECASE,
 )
 
@@ -40,32 +38,28 @@ _FIELD = re.compile(
 class Patience(NamedTuple):
     """Timeouts in seconds, and the number of attempts for each request."""
 
-    connect_s: float = 8.0  # for all addresses of a server in total
+    connect_s: float = 8.0  # for all addresses of a server together
     address_s: float = 2.0  # the minimum for each address, while time is left
     silence_s: float = 20.0  # for each receive
     attempts: int = ATTEMPTS
-    pause_s: float = 0.2  # before the second attempt; doubled each time
+    pause_s: float = 0.2  # before the second attempt; doubles with each further one
 
 
 class UnreachableError(OSError):
     """No address of the server accepted a connection in time."""
 
 
-class UnusualAnswerError(Exception):
-    """A response that the fast path cannot handle. ``status`` is 0 if it was invalid."""
-
-    def __init__(self, status: int, what: str) -> None:
-        super().__init__(what)
-        self.status = status
+class UnusualResponseError(Exception):
+    """The response is not an object with a known size. The general path finds out the reason."""
 
 
 @dataclass(slots=True)
 class Head:
-    """The headers of an ordinary response. ``begun`` is the beginning of the body, received with them."""
+    """The headers of an ordinary response. ``begun`` is the part of the body received with them."""
 
     size_bytes: int
     etag: str
-    keeps: bool
+    keeps_alive: bool
     begun: bytes
     content_range: str
 
@@ -73,7 +67,7 @@ class Head:
 class S3Connection:
     """A connected socket, used by one thread at a time.
 
-    Failures raise ``OSError``, or ``UnusualAnswerError`` for a response that urllib3 has to read.
+    Raises ``OSError`` on failure, and ``UnusualResponseError`` for a response that urllib3 has to read.
     """
 
     def __init__(
@@ -85,22 +79,12 @@ class S3Connection:
     ) -> None:
         self.used = False
         self._silence_s = patience.silence_s
-        connected = _connected(host, port, patience)
+        connected = _connect(host, port, patience)
         try:
-            connected.settimeout(patience.connect_s)  # for the TLS handshake
+            connected.settimeout(patience.connect_s)  # applies to the TLS handshake
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = connected if tls is None else tls.wrap_socket(connected, server_hostname=host)
-            if tls is None:
-                # Use the kernel's timeouts, because Python's cost a poll() before each operation.
-                self._socket.settimeout(None)
-                interval = struct.pack("ll", *divmod(int(patience.silence_s * 10**6), 10**6))
-                for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                    self._socket.setsockopt(socket.SOL_SOCKET, option, interval)
-            else:
-                # A blocking TLS socket would retry forever after a kernel timeout.
-                self._socket.settimeout(patience.silence_s)
-            # The kernel waits for the rest of a body in one call. TLS has no such flag.
-            self._wait_for_all = socket.MSG_WAITALL if tls is None else 0
+            self._socket.settimeout(patience.silence_s)
         except BaseException:
             connected.close()
             raise
@@ -118,33 +102,29 @@ class S3Connection:
         self._socket.sendall(request)
 
     def head(self, *, partial: bool = False) -> Head:
-        """Read the headers of an ordinary response, which must be a span if ``partial``."""
+        """Read the headers of a response with an object, or with a span of it if ``partial``."""
         received = self._socket.recv(_FIRST_RECEIVE_BYTES)
         if not received:
             raise ConnectionResetError("the server closed the connection")
         self.used = True
         while (end := received.find(_END_OF_HEAD)) < 0:
-            if len(received) > _MAX_HEAD_BYTES:
-                raise UnusualAnswerError(0, f"the response headers are longer than {_MAX_HEAD_BYTES} bytes")
             piece = self._socket.recv(_FIRST_RECEIVE_BYTES)
-            if not piece:
-                raise UnusualAnswerError(
-                    0, "the server closed the connection before the end of the response headers"
-                )
+            if not piece or len(received) > _MAX_HEAD_BYTES:
+                raise UnusualResponseError("the response headers are too long or cut off")
             received += piece
         return _parse(received, end, _PARTIAL if partial else _ORDINARY)
 
     def body(self, head: Head) -> bytes | bytearray:
-        """Read the body of the response with these headers. A slow body is abandoned."""
+        """Read the body of the response with these headers. Raises ``TimeoutError`` if it is too slow."""
         filled, size = len(head.begun), head.size_bytes
         if filled == size:
             return head.begun
-        deadline_s = time.monotonic() + self._silence_s + size / _SLOWEST_BYTES_PER_S
+        deadline_s = time.monotonic() + self._silence_s + size / _MIN_BYTES_PER_S
         data = bytearray(size)
         data[:filled] = head.begun
         with memoryview(data) as view:
             while filled < size:
-                received = self._socket.recv_into(view[filled:], 0, self._wait_for_all)
+                received = self._socket.recv_into(view[filled:])
                 if not received:
                     raise ConnectionResetError(
                         f"the server closed the connection after {filled} of {size} bytes"
@@ -155,7 +135,7 @@ class S3Connection:
         return data
 
 
-def _connected(host: str, port: int, patience: Patience) -> socket.socket:
+def _connect(host: str, port: int, patience: Patience) -> socket.socket:
     until_s, error = time.monotonic() + patience.connect_s, OSError(f"{host} has no address")
     addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for number, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -183,21 +163,15 @@ def _connected(host: str, port: int, patience: Patience) -> socket.socket:
 
 def _parse(received: bytes, end: int, ordinary: bytes) -> Head:
     if not received.startswith(ordinary):
-        status = received[9:12]
-        raise UnusualAnswerError(
-            int(status) if received.startswith(b"HTTP/1.") and status.isdigit() else 0,
-            f"the response begins with {received[:40]!r}",
-        )
+        raise UnusualResponseError(f"the response begins with {received[:40]!r}")
     fields = {name.lower(): value for name, value in _FIELD.findall(received, 0, end)}
-    size, etag = fields.get(b"content-length", b""), fields.get(b"etag", b"")
-    if not size.isdigit() or not etag or b"transfer-encoding" in fields or b"content-encoding" in fields:
-        raise UnusualAnswerError(200, "the response has no length, has no ETag, or is encoded")
-    begun = received[end + len(_END_OF_HEAD) :]
-    if len(begun) > int(size):
-        raise UnusualAnswerError(200, "the response is longer than announced")
-    keeps = fields.get(b"connection", b"").lower() != b"close"
+    size, begun = fields.get(b"content-length", b""), received[end + len(_END_OF_HEAD) :]
+    if not size.isdigit() or b"transfer-encoding" in fields or len(begun) > int(size):
+        raise UnusualResponseError("the response has no Content-Length, or a wrong one")
+    etag = fields.get(b"etag", b"").decode("latin-1").strip('" ')
+    keeps_alive = fields.get(b"connection", b"").lower() != b"close"
     content_range = fields.get(b"content-range", b"").decode("latin-1")
-    return Head(int(size), etag.decode("latin-1").strip('" '), keeps, begun, content_range)
+    return Head(int(size), etag, keeps_alive, begun, content_range)
 
 
 _MAX_IDLE = 64
@@ -207,7 +181,8 @@ _DOTS = re.compile(r"(?<=/)\.{1,2}(?=[/?]|$)")
 def headers_of(etag: str, span: Span | None) -> list[str]:
     """Return the header lines that request a version of an object, or a span of it."""
     if not (etag.isascii() and etag.isprintable()):
-        raise ObjectError(Fault.FAILED, "the version is not an ETag")  # it could break out of the header line
+        # A line break in it would start another header.
+        raise ObjectError(Fault.FAILED, "the version is not an ETag")
     lines = [f'if-match:"{etag}"'] if etag else []
     return lines if span is None else [*lines, f"range:{span.header}"]
 
@@ -233,32 +208,32 @@ class PendingGet:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Any request. If ``key`` is ``None``, it is for the bucket itself."""
+    """A request for an object, or for the bucket itself if ``key`` is ``None``."""
 
     method: str
     key: str | None
     query: str = ""  # of query_of()
-    first: Sequence[str] = ()  # header lines that sort before "host", then those that sort after it
-    headers: Sequence[str] = ()
+    first: Sequence[str] = ()  # header lines that sort before "host"
+    headers: Sequence[str] = ()  # and those that sort after it
     body: bytes | BinaryIO | None = None
     digest: str = NO_BODY  # SHA-256 of the body
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Route:
-    """A route to a bucket. Threads share it, but each GET has its own connection."""
+    """A server and how to reach it. Shared by threads, but each GET has its own connection."""
 
     endpoint: Endpoint
     signer: Signer
     pool: urllib3.PoolManager
     proxied: bool
     patience: Patience
-    idle: deque[S3Connection] = field(default_factory=deque)  # appending and popping are atomic
+    idle: deque[S3Connection] = field(default_factory=deque)  # append() and pop() are atomic
     closed: bool = False
 
-    def ask(self, key: str, etag: str, span: Span | None) -> PendingGet:
+    def request(self, key: str, etag: str, span: Span | None) -> PendingGet:
         """Request a version of an object, or a span of it. Use :meth:`finish` to read the response."""
-        # A GET takes 12 microseconds of CPU, or 60 with a body of 110 KB. boto3 takes 700 to 900.
+        # A GET costs some 15 microseconds of CPU, or 60 with a body of 110 KB. boto3 needs 700 to 900.
         path = object_path(self.endpoint.path_prefix, key)
         lines = self.signer.lines("GET", path, headers=headers_of(etag, span))
         request = request_bytes("GET", path, lines)
@@ -283,10 +258,8 @@ class Route:
         return PendingGet(self, connection, request, etag, span)
 
     def finish(self, pending: PendingGet, before: Callable[[int], None]) -> bytes | bytearray:
-        """Return the bytes of a requested object. ``before`` may be called before an UnusualAnswerError is
-        raised.
-        """
-        kept = False
+        """Return the bytes of a requested object. Calls ``before`` as ``Bucket.read`` does."""
+        keeps_alive = False
         try:
             try:
                 head = pending.connection.head(partial=pending.span is not None)
@@ -298,23 +271,23 @@ class Route:
                 pending = self._request_on_new_connection(pending.request, pending.etag, pending.span)
                 head = pending.connection.head(partial=pending.span is not None)
             if pending.etag:
-                check_version(head.etag, pending.etag)  # not every server honours If-Match
+                check_version(head.etag, pending.etag)  # some servers ignore If-Match
             if pending.span is not None:
                 check_range(head.content_range, head.size_bytes, pending.span)
             before(head.size_bytes)
             data = pending.connection.body(head)
-            kept = head.keeps and len(self.idle) < _MAX_IDLE
+            keeps_alive = head.keeps_alive and len(self.idle) < _MAX_IDLE
         finally:
-            if kept:
+            if keeps_alive:
                 self.idle.append(pending.connection)
             else:
                 pending.connection.close()
-            if self.closed:  # possibly in the meantime
+            if self.closed:  # another thread may have closed it meanwhile
                 self.close()
         return data
 
     def send(self, request: Request) -> Any:
-        """Send any request through urllib3 and return its response with the body still unread."""
+        """Send a request through urllib3. Returns its response, whose body is still unread."""
         prefix = self.endpoint.path_prefix
         path = prefix or "/" if request.key is None else object_path(prefix, request.key)
         lines = self.signer.lines(
@@ -326,8 +299,8 @@ class Route:
             digest=request.digest,
         )
         target = f"{path}?{request.query}" if request.query else path
-        if self.proxied and self.endpoint.scheme == "http":  # such a proxy needs absolute URLs
-            # In absolute URLs, urllib3 would resolve dots in a key as path segments.
+        if self.proxied and self.endpoint.scheme == "http":
+            # An HTTP proxy needs absolute URLs, in which urllib3 would resolve dot segments of a key.
             target = (
                 f"http://{self.endpoint.netloc}{_DOTS.sub(lambda dots: dots[0].replace('.', '%2E'), target)}"
             )

@@ -1,4 +1,4 @@
-"""Web servers as buckets, ``https://host``, and urllib3 connections and requests for all clients."""
+"""Web servers as buckets, ``https://host``, and the HTTP requests and proxies of all clients."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _TIMEOUT = urllib3.Timeout(connect=5.0, read=20.0)
 _PAUSE_S = 0.1  # doubled for each attempt
 _REDIRECTS = 5
 _CONNECTIONS = 32
-_BRIEF_BYTES = 2**16  # of a response that is not needed, read so that its connection can be reused
+_DRAINED_BYTES = 2**16  # read from an unused body, to keep the connection
 _VERSION_BYTES = 200
 _SHOWN = 200
 
 
 def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
     """Return whether ``https://host`` is in ``hosts``, or may be read by default if ``hosts`` is ``None``."""
-    # The server could be internal. Internal services, such as a cloud's metadata, have no
-    # certificate for their name, so require TLS except on this machine.
+    # Internal services, such as a cloud's metadata, have no certificate for their name. So require
+    # TLS, except on this machine.
     if hosts is not None:
         return server in hosts
     match = WEB_BUCKET.fullmatch(server)
@@ -56,37 +56,37 @@ def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
 
 
 class Site(Bucket):
-    """A web server. A version is the ETag, or else the size and the modification time in whole seconds."""
+    """A web server. Versions are ETags, or else the size and the modification time in whole seconds."""
 
     def __init__(self, bucket: str, hosts: tuple[str, ...] | None) -> None:
         self.name, self._hosts = bucket, hosts
         self._check(bucket, "")
 
     def _fetch(self, key: str, version: str, span: Span | None, before: Callable[[int], None]) -> bytes:
-        with self._answered("GET", key, range_header(span)) as answer:
+        with self._send("GET", key, range_header(span)) as response:
             if version:
-                check_version(_version(answer), version)
-            return answer.content(span, before)
+                check_version(_version(response), version)
+            return response.content(span, before)
 
     def head(self, key: str) -> tuple[str, int]:
         """Return the version and size of an object."""
-        with self._answered("HEAD", key, {}) as answer:
-            return _version(answer), answer.size
+        with self._send("HEAD", key, {}) as response:
+            return _version(response), response.size
 
     def pages(self, prefix: str, *, folders: bool = False) -> NoReturn:  # noqa: ARG002
-        """Raise ``ConfigError``, because a web server has no listing."""
+        """Raise ``ConfigError``: web servers have no listings."""
         raise ConfigError(
             f"{self.name}/{prefix}: web servers cannot be listed. Name the samples in a key_list, and pass "
             "shards to superdl index one by one"
         )
 
     @contextmanager
-    def _answered(self, method: str, key: str, headers: Mapping[str, str]) -> Iterator[Answer]:
+    def _send(self, method: str, key: str, headers: Mapping[str, str]) -> Iterator[Response]:
         url = f"{self.name}/{checked_path(key)}"
-        with answered(method, url, headers, self._may_follow) as answer:
-            if not answer.good:
-                raise answer.failure()
-            yield answer
+        with send(method, url, headers, self._may_follow) as response:
+            if not response.good:
+                raise response.failure()
+            yield response
 
     def _may_follow(self, url: str) -> bool:
         server = server_of(url)
@@ -95,16 +95,17 @@ class Site(Bucket):
         self._check(server, "redirected to ")
         return True
 
-    def _check(self, server: str, words: str) -> None:
+    def _check(self, server: str, prefix: str) -> None:
         if not may_read(server, self._hosts):
-            why = "does not use TLS and is not one" if self._hosts is None else "is not one"
+            reason = "does not use TLS and is not one" if self._hosts is None else "is not one"
             raise ObjectError(
-                Fault.REFUSED, f"{words}{server}, which {why} of the servers in http_hosts (SUPER_HTTP_HOSTS)"
+                Fault.REFUSED,
+                f"{prefix}{server}, which {reason} of the servers in http_hosts (SUPER_HTTP_HOSTS)",
             )
 
 
-class Answer(NamedTuple):
-    """A server's response. ``target`` is the URL of a redirect that was not followed, or an empty string."""
+class Response(NamedTuple):
+    """A server's response. ``target`` is the URL of a redirect that was not followed, otherwise empty."""
 
     url: str
     status: int
@@ -124,12 +125,10 @@ class Answer(NamedTuple):
         return int(match[3]) if match else self.number("Content-Length")
 
     def number(self, header: str) -> int:
-        """Return the size in a header. Raises ``ObjectError`` if there is none."""
+        """Return the size in a header. Raises ``ObjectError`` if it is missing or invalid."""
         text = self.headers.get(header, "")
         if not re.fullmatch("[0-9]{1,18}", text):
-            raise ObjectError(
-                Fault.FAILED, f"the server sent {header}: {text[:_SHOWN]!r}, which is not a size"
-            )
+            raise ObjectError(Fault.FAILED, f"the server sent an invalid {header} header: {text[:_SHOWN]!r}")
         return int(text)
 
     def etag(self, header: str = "ETag") -> str:
@@ -138,25 +137,25 @@ class Answer(NamedTuple):
 
     def failure(self, remedy: str = "") -> ObjectError:
         """Return the error for a response without an object."""
-        words = f"{urlsplit(self.url).netloc} answered {self.status} {responses.get(self.status, '')}"
-        return ObjectError(fault_of(self.status), words + remedy)
+        reason = f"{urlsplit(self.url).netloc} answered {self.status} {responses.get(self.status, '')}"
+        return ObjectError(fault_of(self.status), reason + remedy)
 
     def content(self, span: Span | None, before: Callable[[int], None]) -> bytes:
-        """Return the bytes of the requested span. ``before`` is the same as in ``Bucket.read``."""
+        """Return the body, which must be the requested span. ``before`` is that of ``Bucket.read``."""
         size = self.number("Content-Length")
-        if "Transfer-Encoding" in self.headers:  # then HTTP ignores the length
+        if "Transfer-Encoding" in self.headers:  # the length is invalid then
             raise ObjectError(Fault.FAILED, "the server sends both Transfer-Encoding and Content-Length")
         if (packed := self.headers.get("Content-Encoding", "identity")) != "identity":
             raise ObjectError(
                 Fault.FAILED, f"the response is compressed ({packed[:_SHOWN]}), which the request forbids"
             )
         if (span is not None) is not (self.status == _PARTIAL):
-            raise ObjectError(Fault.FAILED, "the server does not support range requests: it ignores Range")
+            raise ObjectError(Fault.FAILED, "the server does not support range requests, and ignores Range")
         if span is not None:
             check_range(self.headers.get("Content-Range", ""), size, span)
         before(size)
         if len(data := self.read()) != size:
-            raise ObjectError(Fault.FAILED, f"only {len(data)} of {size} bytes arrived")
+            raise ObjectError(Fault.FAILED, f"received only {len(data)} of {size} bytes")
         return data
 
 
@@ -170,51 +169,50 @@ def server_of(url: str) -> str:
 
 
 def checked_path(key: str) -> str:
-    """Return a key as the path of a URL. Raises ``ObjectError`` if it could resolve to a different path."""
+    """Return a key as a URL path. Raises ``ObjectError`` if it could resolve to another path."""
     if not {"", ".", ".."}.isdisjoint(key.split("/")):
-        raise ObjectError(Fault.REFUSED, "the key contains an empty part, '.' or '..', so it is not a path")
+        raise ObjectError(Fault.REFUSED, "the key is not a path, because it has an empty part, '.' or '..'")
     return quote(key)
 
 
 def range_header(span: Span | None) -> dict[str, str]:
-    """Return the header that requests a span, or no header for the whole object."""
+    """Return the headers that request a span. Without a span, there are none."""
     return {} if span is None else {"Range": span.header}
 
 
 @contextmanager
-def answered(
+def send(
     method: str, url: str, headers: Mapping[str, str], follow: Callable[[str], bool]
-) -> Iterator[Answer]:
+) -> Iterator[Response]:
     """Send a request and yield its response, whose body is still unread.
 
-    ``follow`` decides whether to follow the URL of a redirect, with the same headers. If not, the
-    redirect is the response. Connection failures, even inside the block, become ``ObjectError``.
+    ``follow`` is called with a redirect's URL. It returns whether to follow it, with the same headers;
+    otherwise the redirect is the response. Connection failures, also in the block, become ``ObjectError``.
     """
     # Refuse compression, because ranges and lengths must count the stored bytes.
     sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "superdl"}
     try:
         for _ in range(_REDIRECTS + 1):
-            with closing(_requested(method, url, sent)) as response:
-                location = response.get_redirect_location()
+            with closing(_send_with_retries(method, url, sent)) as raw:
+                location = raw.get_redirect_location()
                 target = urljoin(url, location) if location else ""
-                answer = Answer(url, response.status, response.headers, response.read, target)
-                if method == "HEAD" or not answer.good:
-                    response.read(_BRIEF_BYTES)
+                response = Response(url, raw.status, raw.headers, raw.read, target)
+                if method == "HEAD" or not response.good:
+                    raw.read(_DRAINED_BYTES)
                 if not target or not follow(target):
-                    yield answer
+                    yield response
                     return
             url = target
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # ValueError: not a URL
-        why = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # the query may contain a signature
-        permanent = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
-        fault = Fault.FAILED if permanent else Fault.UNAVAILABLE
-        raise ObjectError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {why}") from None
+        reason = re.sub(r"[?]\S*", "?***", str(error))[:_SHOWN]  # the query may contain a signature
+        is_permanent = isinstance(error, (ValueError, urllib3.exceptions.SSLError))
+        fault = Fault.FAILED if is_permanent else Fault.UNAVAILABLE
+        raise ObjectError(fault, f"{urlsplit(url).netloc}: {type(error).__name__}: {reason}") from None
     raise ObjectError(Fault.FAILED, f"redirected more than {_REDIRECTS} times")
 
 
-def _requested(method: str, url: str, headers: Mapping[str, str]) -> Any:
-    """Return the response from urllib3, the last one if temporary failures were retried."""
-    # Retry here, because urllib3 would read the whole body of a refusal.
+def _send_with_retries(method: str, url: str, headers: Mapping[str, str]) -> Any:
+    # urllib3's own retries would read the whole body of a refusal.
     options: dict[str, Any] = {"redirect": False, "retries": False, "preload_content": False}
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -240,7 +238,7 @@ def proxy_of(url: str) -> str:
 
 
 def pool_manager(proxy: str, tls: ssl.SSLContext | None, timeout: urllib3.Timeout) -> urllib3.PoolManager:
-    """Return a new connection pool. It is thread-safe."""
+    """Return a new thread-safe connection pool."""
     options: dict[str, Any] = {"ssl_context": tls, "timeout": timeout}
     options |= {"num_pools": _CONNECTIONS, "maxsize": _CONNECTIONS}
     if not proxy:
@@ -257,9 +255,9 @@ def _pool(_process: int, proxy: str) -> urllib3.PoolManager:
     return pool_manager(proxy, ssl.create_default_context(), _TIMEOUT)
 
 
-def _version(answer: Answer) -> str:
-    etag, changed = answer.etag(), answer.headers.get("Last-Modified", "")
+def _version(response: Response) -> str:
+    etag, changed = response.etag(), response.headers.get("Last-Modified", "")
     if not 0 < len(etag or changed) <= _VERSION_BYTES:
-        why = "the server sends neither ETag nor Last-Modified, so versions cannot be distinguished"
-        raise ObjectError(Fault.FAILED, why)
-    return etag or f"{answer.size} bytes, {changed}"
+        reason = "the server sends neither ETag nor Last-Modified, so versions cannot be distinguished"
+        raise ObjectError(Fault.FAILED, reason)
+    return etag or f"{response.size} bytes, {changed}"

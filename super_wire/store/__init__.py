@@ -1,4 +1,4 @@
-"""The store below the cache: packs of records, in a directory or under an S3 prefix, and their index."""
+"""The store below the cache: packs of records and their index, in a directory or under an S3 prefix."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ __all__ = [
 def open_store(
     address: str, *, create: bool, read_only: bool = False, patience: Patience | None = None
 ) -> Store:
-    """Open the store at an address in normal form (see :func:`parse_store`). ``patience`` is for S3."""
+    """Open the store at an address from :func:`parse_store`. ``patience`` applies to S3."""
     if not is_bucket(address):
         return DirectoryStore.open(address, create=create, read_only=read_only)
     from superdl.super_wire.objects.s3 import open_s3

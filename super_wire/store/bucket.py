@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from superdl.super_wire.objects import Bucket
     from superdl.super_wire.store.pack import PackMeta
 
-_SPOOLED_BYTES = 2**25  # of a pack in memory; larger packs are written to a temporary file
-_NEAR_BYTES = 2**16  # a gap that is read too, because another request takes longer
-_FAR_BYTES = 2**22  # a gap that is never read, however much is requested around it
+_SPOOLED_BYTES = 2**25  # larger packs are written to a temporary file
+_NEAR_BYTES = 2**16  # gaps up to this size are read, because another request takes longer
+_FAR_BYTES = 2**22  # larger gaps are never read
 _MAX_GET_BYTES = 2**26  # of a GET for several records
 
 
@@ -53,11 +53,11 @@ class BucketStore(Store):
 
     @classmethod
     def open(cls, bucket: Bucket, prefix: str, *, create: bool, read_only: bool = False) -> BucketStore:
-        """Open the store under a prefix without a trailing slash, and create it if ``create`` allows that.
+        """Open the store under a prefix, which has no trailing slash. Creates it if ``create``.
 
         Raises:
-            StoreGoneError: there is no store and it may not be created, or the bucket does not exist.
-            StoreFormatError: the prefix contains other things, or a store of a different version.
+            StoreGoneError: there is no store to open and it may not be created, or there is no bucket.
+            StoreFormatError: the prefix contains other objects, or a store of a different version.
         """
         store = cls(bucket, prefix, read_only=read_only)
         try:
@@ -65,17 +65,17 @@ class BucketStore(Store):
         except (StoreGoneError, StoreRefusedError) as error:
             if not create or read_only:
                 raise
-            # S3 refuses access to a missing object, too, if listing is not permitted.
+            # Without permission to list, S3 refuses to read even a missing object.
             if isinstance(error, StoreRefusedError) and store._first_key(MARK):
                 raise
-            mark = store._make()
+            mark = store._create()
         store.id = read_mark(mark, store.address)
         return store
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read several (offset, length) spans of one pack. Neighbours share a request."""
+        """Read (offset, length) spans of a pack, each of which may be cut off. Neighbours share a request."""
         contents = [b""] * len(spans)
-        for group in _neighbours(spans):
+        for group in _group_neighbours(spans):
             begin = spans[group[0]][0]
             end = max(offset + length for offset, length in (spans[index] for index in group))
             data = memoryview(self._get(_key(PACKS, pack), begin, end - begin))
@@ -85,31 +85,34 @@ class BucketStore(Store):
         return contents
 
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
-        """Start to write a pack. It is invisible until it is committed."""
+        """Start a pack. It is invisible until it is committed."""
         self._check_writing()
         name = new_pack_name(meta.collection)
         with self._failures(PACKS):
             file = cast("BinaryIO", tempfile.SpooledTemporaryFile(_SPOOLED_BYTES))  # noqa: SIM115 # closed below
 
         return PackInProgress(
-            *(name, file, meta),
+            name,
+            file,
+            meta,
             publish=lambda: self._send(_key(PACKS, name), file),
             failures=lambda: self._failures(PACKS),
         )
 
-    def _make(self) -> bytes:
-        """Create a store under an empty prefix and return its mark."""
-        held = self._first_key("")
-        if held and held != self._prefix + MARK:
+    def _create(self) -> bytes:
+        """Create a store under an empty prefix. Returns the content of its ``store.json``."""
+        present = self._first_key("")
+        if present and present != self._prefix + MARK:
             raise StoreFormatError(
-                f"{self.address} contains {held[:80]!r} but no {MARK}, so is not a store: use an empty prefix"
+                f"{self.address} contains {present[:80]!r} but no {MARK}, so is not a store: use an empty "
+                "prefix"
             )
         # Concurrent creators derive the same id, because not every server supports If-None-Match.
         self._send(MARK, mark := new_mark(digest128(self.address.encode()).hex()))
         return mark
 
     def _first_key(self, name: str) -> str:
-        """Return the store's first key that begins with a name, or an empty string if there is none."""
+        """Return the first of the store's keys that begin with ``name``, if any."""
         with self._failures(name):
             self._count()
             pages = self._bucket.pages(self._prefix + name)
@@ -180,15 +183,15 @@ def _key(folder: str, name: str) -> str:
     return f"{folder}/{checked_name(folder, name)}"
 
 
-def _neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield groups of spans to read together, by index, with a limit on wasted bytes."""
+def _group_neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
+    """Yield the indices of spans to read with one request. At most half of the bytes are wasted."""
     group: list[int] = []
     begin = end = wasted = 0
     for index in sorted(range(len(spans)), key=spans.__getitem__):
         offset, length = spans[index]
-        gap, bytes_of_all = max(0, offset - end), max(end, offset + length) - begin
-        near = gap <= _NEAR_BYTES or (gap <= _FAR_BYTES and wasted + gap <= end - begin - wasted)
-        if group and not (near and bytes_of_all <= _MAX_GET_BYTES):
+        gap, total_bytes = max(0, offset - end), max(end, offset + length) - begin
+        is_near = gap <= _NEAR_BYTES or (gap <= _FAR_BYTES and wasted + gap <= end - begin - wasted)
+        if group and not (is_near and total_bytes <= _MAX_GET_BYTES):
             yield group
             group = []
         if not group:

@@ -1,11 +1,10 @@
-"""A store in a directory, on a local disk or a shared filesystem. Packs may be copied."""
+"""A store in a directory, on a local disk or a shared filesystem. Its files may be copied."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import pwd
 import secrets
 import stat
 from dataclasses import dataclass
@@ -34,13 +33,14 @@ if TYPE_CHECKING:
     from superdl.super_wire.store.pack import PackMeta
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO would wait for its writer
+# Errors of filesystems without hard links.
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
 class DirectoryStore(Store):
-    """A store in a directory. It keeps no file open and can be pickled."""
+    """A store in a directory. Keeps no file open, and can be pickled."""
 
     address: str
     id: str
@@ -48,11 +48,11 @@ class DirectoryStore(Store):
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool, read_only: bool = False) -> DirectoryStore:
-        """Open the store in a directory, and create it with mode 0700 if ``create`` allows that.
+        """Open the store in a directory. If ``create``, creates it with mode 0700.
 
         Raises:
-            StoreGoneError: there is no store and it may not be created.
-            StoreFormatError: the directory contains other things, or a store of a different version.
+            StoreGoneError: there is no store to open and it may not be created.
+            StoreFormatError: the directory contains other files, or a store of a different version.
             StoreRefusedError: the store is private to another user, or permission is denied.
         """
         root = os.path.realpath(path)
@@ -63,17 +63,17 @@ class DirectoryStore(Store):
                     Path(root).mkdir(mode=0o700)
             _refuse_private(root)
             if not os.path.lexists(_below(root, MARK)):
-                _mark(root, create=create and not read_only)
+                _write_mark(root, create=create and not read_only)
             store_id = read_mark(_contents(_below(root, MARK), MAX_MARK_BYTES), root)
         return cls(root, store_id, read_only)
 
     def open_pack(self, pack: str) -> int:
-        """Return a descriptor for reading a pack. The caller must close it."""
+        """Open a pack for reading. The caller must close the descriptor."""
         with self._folder(PACKS, pack) as folder:
             return os.open(pack, _READ, dir_fd=folder)
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read (offset, length) spans of a pack. They may be cut off, as with :meth:`read`."""
+        """Read (offset, length) spans of a pack, each of which may be cut off."""
         descriptor = self.open_pack(pack)
         try:
             with _failures(_below(self.address, PACKS, pack)):
@@ -82,20 +82,20 @@ class DirectoryStore(Store):
             os.close(descriptor)
 
     def begin_pack(self, meta: PackMeta) -> PackInProgress:
-        """Start to write a pack. It is invisible until it is committed."""
+        """Start a pack. It is invisible until it is committed."""
         name = new_pack_name(meta.collection)
         temporary = f"{name}.{secrets.token_hex(8)}"
         with self._folder(TEMPORARY, writing=True) as folder:
             file = os.fdopen(os.open(temporary, _NEW, 0o666, dir_fd=folder), "wb", buffering=65536)
 
-        # Rename the file into place, so that a visible file is complete. It is not synced to
-        # disk: files cut off by a power failure are detected as broken and rebuilt.
+        # Renaming makes only complete files visible. They are not synced to disk: a file that a power
+        # failure cut off is detected as broken, and rebuilt.
         def publish() -> None:
             file.close()
             self._rename(temporary, PACKS, name)
 
         def discard() -> None:
-            with contextlib.suppress(StoreError):  # else a later sweep removes it
+            with contextlib.suppress(StoreError):  # a later sweep will remove it
                 self._remove(TEMPORARY, temporary)
 
         path = _below(self.address, TEMPORARY, temporary)
@@ -105,7 +105,7 @@ class DirectoryStore(Store):
 
     @contextlib.contextmanager
     def _folder(self, folder: str, name: str | None = None, *, writing: bool = False) -> Iterator[int]:
-        """Yield a descriptor of a folder that contains ``name``. The first writer creates the folder."""
+        """Open the folder for the file ``name``. The first writer creates it."""
         if writing:
             self._check_writing()
         path = _below(self.address, folder)
@@ -113,7 +113,7 @@ class DirectoryStore(Store):
             if writing and not os.path.lexists(path) and self._is_store():
                 with contextlib.suppress(FileExistsError):
                     Path(path).mkdir()
-            # O_NOFOLLOW refuses a link, which could lead out of the store.
+            # A link could lead out of the store, so _READ has O_NOFOLLOW.
             descriptor = os.open(path, _READ | os.O_DIRECTORY)
             try:
                 yield descriptor
@@ -121,14 +121,13 @@ class DirectoryStore(Store):
                 os.close(descriptor)
 
     def _list(self, folder: str) -> list[Listed]:
-        """List regular files, except those that disappear in the meantime."""
         files: list[Listed] = []
         if not os.path.lexists(_below(self.address, folder)) and self._is_store():
             return files
         with self._folder(folder) as descriptor, os.scandir(descriptor) as entries:
             for entry in entries:
                 if is_name(folder, entry.name):
-                    with contextlib.suppress(FileNotFoundError):
+                    with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
                         status = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(status.st_mode):
                             files.append(Listed(entry.name, status.st_size, status.st_mtime))
@@ -174,28 +173,21 @@ def _refuse_private(root: str) -> None:
         raise StoreFormatError(f"{root} is not a directory: use a directory for the store")
     if status.st_uid != os.geteuid() and not status.st_mode & 0o077:
         raise StoreRefusedError(
-            f"{root} is private to {_user(status.st_uid)}: use a store of your own, or ask its owner to "
+            f"{root} is private to user id {status.st_uid}: use a store of your own, or ask its owner to "
             "share it (chmod 755 for reading, 775 for writing)"
         )
 
 
-def _user(uid: int) -> str:
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"the user with id {uid}"
-
-
-def _mark(root: str, *, create: bool) -> None:
+def _write_mark(root: str, *, create: bool) -> None:
     """Turn an empty directory into a store. Concurrent processes agree on a single store."""
     names = set(os.listdir(root)) - {CATALOGS}  # noqa: PTH208
-    held = next((name for name in sorted(names) if not name.startswith(f".{MARK}.")), None)
-    if held == MARK:  # another process was faster
+    present = next((name for name in sorted(names) if not name.startswith(f".{MARK}.")), None)
+    if present == MARK:  # another process was faster
         return
-    if held is not None:
+    if present is not None:
         raise StoreFormatError(
-            f"{root} contains {held[:80]!r} but no {MARK}, so is not a store: use an empty directory, or "
-            "a new one"
+            f"{root} contains {present[:80]!r} but no {MARK}, so is not a store: use an empty or a new "
+            "directory"
         )
     if not create:
         raise StoreGoneError(f"{root} is an empty directory: use the directory of an existing store")
@@ -207,7 +199,7 @@ def _mark(root: str, *, create: bool) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        if error.errno not in _WITHOUT_LINKS:  # the filesystem supports links
+        if error.errno not in _WITHOUT_LINKS:
             raise
         with contextlib.suppress(FileExistsError):
             _write_new(mark, text, lasting=True)
@@ -228,20 +220,20 @@ def _contents(path: str, most: int, *, dir_fd: int | None = None) -> bytes:
     try:
         size = os.fstat(descriptor).st_size
         if size > most:
-            raise StoreFormatError(f"{path} is {size} bytes long, but may be at most {most} bytes long")
+            raise StoreFormatError(f"{path} has {size} bytes, but may have at most {most}")
         return _read_at(descriptor, 0, size)
     finally:
         os.close(descriptor)
 
 
 def _read_at(descriptor: int, offset: int, length: int) -> bytes:
-    """Read ``length`` bytes, or fewer if the file ends or the disk fails."""
+    """Read ``length`` bytes, or fewer if the file ends or the disk has a bad block."""
     parts, size = [], 0
     while size < length:
         try:
             data = os.pread(descriptor, length - size, offset + size)
         except OSError as error:
-            # Missing bytes are detected when the record is checked.
+            # The check of the record will detect missing bytes.
             if error.errno != errno.EIO:
                 raise
             break

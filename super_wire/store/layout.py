@@ -1,4 +1,4 @@
-"""The address of a store, and the names within it, which are identical in a directory and in S3."""
+"""Addresses of stores, and the names within a store, which are the same in a directory and in S3."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 MARK = "store.json"
 PACKS, INDEX, OPEN, USED, TEMPORARY = ("packs", "index", "open", "used", "tmp")
-# In the directory of a store: the state of coordinators, which is not part of the store.
+# The state of coordinators, in the directory of a store but not part of it.
 CATALOGS = "catalogs"
-# An instance that touched the store within this many seconds is considered to have it open.
+# For this long after it last touched the store, an instance counts as using it.
 IN_USE_S = 600.0
-# After this many seconds, any process may remove the unfinished files or marks of a writer.
+# After this time, any process may remove a writer's unfinished files.
 ABANDONED_S = 86400.0
-# Readers load whole segments, and writers start a new segment long before this size.
+# Readers load whole segments. Writers start a new one long before this size.
 MAX_SEGMENT_BYTES = 2**28
 MAX_MARK_BYTES = 4096
 
@@ -40,10 +40,10 @@ _S3 = "s3://"
 _FORMS = "a store must be a directory or s3://bucket/prefix"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 _ID = re.compile(r"[0-9a-f]{32}")
-# Names come from networks and shared disks, so they are checked before they are used in a path.
+# Names come from networks and shared disks, so check them before use in a path.
 _NAMES = {
     PACKS: re.compile(r"[0-9a-f]{16}-[0-9a-f]{24}\.pack"),
-    INDEX: re.compile(r"(?:[0-9a-f]{16}-)?[0-9a-f]{24}\.(?:segment|index)"),  # .index: an earlier form
+    INDEX: re.compile(r"(?:[0-9a-f]{16}-)?[0-9a-f]{24}\.segment"),
     OPEN: re.compile(r"[A-Za-z0-9_-]{1,64}"),
     USED: re.compile(r"[0-9a-f]{16}"),
     TEMPORARY: re.compile(r"(?!\.{1,2}$)[^/\0]+"),
@@ -58,9 +58,9 @@ _FAILURES: dict[int | None, type[StoreError]] = {
 
 
 def parse_store(text: str) -> str:
-    """Return the normal form of an address: ``s3://bucket/prefix``, or the real path of a directory.
+    """Return a store's address in normal form: ``s3://bucket/prefix``, or a directory's real path.
 
-    ``~`` is the user's home.
+    ``~`` is the user's home. Raises ``ConfigError`` for anything else.
     """
     if not text.strip() or "\0" in text:
         raise ConfigError(f"{_FORMS}, not {text[:80]!r}")
@@ -83,7 +83,7 @@ def parse_store(text: str) -> str:
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
-    """Return the default store, which is below the user's cache directory."""
+    """Return the directory of the default store, in the user's cache directory."""
     cache = environment.get("XDG_CACHE_HOME", "")
     home = environment.get("HOME", "")
     base = Path(cache) if Path(cache).is_absolute() else (Path(home) if home else Path.home()) / ".cache"
@@ -96,40 +96,40 @@ def is_bucket(address: str) -> bool:
 
 
 def bucket_and_prefix(address: str) -> tuple[str, str]:
-    """Return the bucket and prefix of an S3 store, without a trailing slash."""
+    """Split an S3 store's address into its bucket and its prefix, which has no trailing slash."""
     bucket, _, prefix = address.removeprefix(_S3).partition("/")
     return bucket, prefix
 
 
 def is_name(folder: str, name: str) -> bool:
-    """Return whether a name is valid for a file in a folder of the store."""
+    """Return whether a file in a folder of the store may have this name."""
     return _NAMES[folder].fullmatch(name) is not None
 
 
 def checked_name(folder: str, name: str) -> str:
-    """Return the name. Raises ``StoreFormatError`` if it is invalid, since it might lead out of the store."""
+    """Return the name. Raises ``StoreFormatError`` for invalid ones, which could lead out of the store."""
     if not is_name(folder, name):
-        raise StoreFormatError(f"not a valid name in {folder}/ of a store: {name[:80]!r}")
+        raise StoreFormatError(f"{name[:80]!r} is not a valid name in {folder}/ of a store")
     return name
 
 
 def new_mark(store_id: str) -> bytes:
-    """Return the mark of a new store, which is the text of its ``store.json``."""
+    """Return the content of a new store's ``store.json``."""
     return json.dumps({"super_store": _STORE_VERSION, "id": store_id}).encode() + b"\n"
 
 
 def read_mark(data: bytes, address: str) -> str:
-    """Return the id in a ``store.json``. Raises ``StoreFormatError`` unless this version can read it."""
+    """Return the id in a ``store.json``. Raises ``StoreFormatError`` if this version cannot read it."""
     try:
         mark = json.loads(data)
         version, store_id = mark["super_store"], mark["id"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
-            f"{address} is not a store, since its {MARK} was not written by SUPER. Use another address"
+            f"{address} is not a store, because SUPER did not write its {MARK}: use another address"
         ) from error
     if version != _STORE_VERSION:
         raise StoreFormatError(
-            f"{address} is a store of version {version!r:.20}, but this version of SUPER reads version "
+            f"the store {address} has version {version!r:.20}, but this version of SUPER reads version "
             f"{_STORE_VERSION}: use another address, or the version of SUPER that created the store"
         )
     if not isinstance(store_id, str) or not _ID.fullmatch(store_id):
@@ -138,5 +138,5 @@ def read_mark(data: bytes, address: str) -> str:
 
 
 def system_failure(error: OSError) -> type[StoreError]:
-    """Map a system error to a store error. Everything that may be temporary is a ``StoreBusyError``."""
+    """Map a system error to a store error. Errors that may be temporary become ``StoreBusyError``."""
     return _FAILURES.get(error.errno, StoreBusyError)

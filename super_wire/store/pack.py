@@ -1,4 +1,4 @@
-"""Packs: immutable files with many records and an index at the end (docs/store.md)."""
+"""Packs: immutable files of records, with an index at the end (docs/store.md)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PACK_VERSION = 1
 MAX_RECORDS = 2**20
-# An entry of a pack's index: sample id, offset of the record, its whole length, and its kind.
+# An entry of a pack's index: sample id, and the record's offset, length and kind.
 ENTRY_DTYPE = np.dtype(
     [("id", f"V{ID_BYTES}"), ("offset", "<u8"), ("bytes", "<u4"), ("kind", "u1"), ("pad", "V3")]
 )
@@ -40,25 +40,25 @@ _MAGIC = b"SPAK"
 _HEAD = struct.Struct("<4sI56x")
 _ENTRY = struct.Struct(f"<{ID_BYTES}sQIB3x")
 _FOOTER = struct.Struct("<4sIQQQQ24s")
-_FOOTER_HASHED = 32  # bytes of the footer before its hash
+_FOOTER_HASHED = 32  # bytes of the footer that its hash covers
 _ZEROS = bytes(4096)
 _ALIGNMENT = 64
 _PAGE = 4096  # alignment for O_DIRECT
 _LARGE_PAYLOAD = 65536
 _MAX_RECORD = 2**32 - 1
 _MAX_META = 2**20
-_TAIL = 65536  # the first read of an index, which contains all of it in most packs
+_TAIL = 65536  # bytes of the first read, which contains the whole index of most packs
 
 
 @dataclass(frozen=True, slots=True)
 class PackMeta:
-    """The properties that all records of a pack have in common."""
+    """Properties shared by all records of a pack."""
 
     collection: str
     bucket: str  # of the samples
     recipe: str  # as canonical JSON
     fingerprint: str  # of the decoder
-    version: str  # of SUPER when it wrote the pack, for information
+    version: str  # of SUPER, for information
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> PackMeta:
@@ -84,21 +84,20 @@ class PackIndex:
 
 
 def collection_of(bucket: str, recipe_digest: bytes) -> str:
-    """Return the collection of a bucket and a recipe, as 16 hexadecimal digits."""
+    """Return the collection for a bucket and a recipe, 16 hexadecimal digits."""
     framed = b"".join(map(with_length, (bucket.encode(), recipe_digest)))
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
 
 
 def new_pack_name(collection: str) -> str:
-    """Return a unique name for a pack, which begins with the collection."""
+    """Return a unique pack name that begins with the collection."""
     return checked_name(PACKS, f"{collection}-{secrets.token_hex(12)}.pack")
 
 
 class PackInProgress:
     """A pack that is being written to a new ``file``.
 
-    The store contains either the whole pack or none of it. Leaving the context abandons a
-    pack that was not committed.
+    The store never contains a part of it. Leaving the context abandons the pack unless it is committed.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class PackInProgress:
         self._name, self._file, self._meta, self._open = name, file, meta, True
         self._publish, self._discard, self._failures = publish, discard, failures
         self._entries = bytearray()
-        self.size = 0  # bytes written so far, or the size of the pack once it is committed
+        self.size = 0  # bytes written so far; after the commit, the size of the pack
         with self._all_or_nothing():
             self._write(_HEAD.pack(_MAGIC, PACK_VERSION))
 
@@ -124,10 +123,10 @@ class PackInProgress:
         return len(self._entries) // _ENTRY.size
 
     def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
-        """Write a record and return its offset.
+        """Write a record. Returns its offset.
 
-        Raises ``ValueError`` if packs cannot contain such a record or the pack is full. After a
-        ``StoreError``, the pack is abandoned.
+        Raises ``ValueError`` if packs cannot contain such a record, or the pack is full. A ``StoreError``
+        abandons the pack.
         """
         self._check_open()
         size = HEADER_BYTES + memoryview(payload).nbytes
@@ -139,7 +138,7 @@ class PackInProgress:
             raise ValueError(
                 f"a pack can contain at most {MAX_RECORDS} records of up to {_MAX_RECORD} bytes each"
             )
-        # Align payloads, rather than headers, to a page or cache line.
+        # Align payloads, not headers, to a page or cache line.
         step = _PAGE if size - HEADER_BYTES >= _LARGE_PAYLOAD else _ALIGNMENT
         offset = -(-(self.size + HEADER_BYTES) // step) * step - HEADER_BYTES
         try:
@@ -155,9 +154,9 @@ class PackInProgress:
         return offset
 
     def commit(self) -> str:
-        """Make the pack visible and return its name.
+        """Make the pack visible. Returns its name.
 
-        After a ``StoreError`` it is not visible, unless only the response from S3 was lost.
+        After a ``StoreError`` it is invisible, unless only S3's response was lost.
         """
         self._check_open()
         with self._all_or_nothing():
@@ -172,12 +171,11 @@ class PackInProgress:
         """Discard the pack. Has no effect after a commit."""
         if self._open:
             self._open = False
-            with contextlib.suppress(OSError):  # there was no space for its buffer
+            with contextlib.suppress(OSError):  # no space for its buffer
                 self._file.close()
             self._discard()
 
     def _write_index(self) -> None:
-        """Write the index and footer after the records."""
         self._write(_ZEROS[: -self.size % _ALIGNMENT])
         entries_offset = self.size
         meta = json.dumps(asdict(self._meta), ensure_ascii=False, separators=(",", ":")).encode()
@@ -217,10 +215,10 @@ class PackInProgress:
 
 
 def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
-    """Read the index of a pack of ``size`` bytes, in one read for most packs and two for large packs.
+    """Read the index of a pack of ``size`` bytes, with one read, or two for a large pack.
 
-    ``read`` takes offset and length, and returns fewer bytes if the pack ends earlier. Raises
-    ``StoreFormatError`` if the pack has a different version, is truncated, or has a broken index.
+    ``read(offset, length)`` may return fewer bytes. Raises ``StoreFormatError`` if the pack is truncated,
+    has a different version or a broken index.
     """
     if size < _HEAD.size + _FOOTER.size:
         raise StoreFormatError(f"a pack must be at least {_HEAD.size + _FOOTER.size} bytes long, not {size}")
@@ -257,27 +255,27 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
 
 
 def check_entries(entries: NDArray[np.void], first: int, end: int | NDArray[np.uint64]) -> None:
-    """Raise ``StoreFormatError`` unless all records are between ``first`` and ``end``.
+    """Raise ``StoreFormatError`` unless all records lie between the offsets ``first`` and ``end``.
 
-    ``end`` is an offset for all records, or one offset for each record.
+    ``end`` is one offset for all records, or an array with one for each.
     """
     begins, lengths = entries["offset"], entries["bytes"]
-    wrong = (begins < first) | (begins > end) | (lengths < HEADER_BYTES)
-    if (wrong | (lengths > end - np.minimum(begins, end))).any():
-        raise StoreFormatError("an entry refers to a record outside its pack, or shorter than a header")
+    invalid = (begins < first) | (begins > end) | (lengths < HEADER_BYTES)
+    if (invalid | (lengths > end - np.minimum(begins, end))).any():
+        raise StoreFormatError("an index entry refers to bytes outside the pack, or fewer than a header")
 
 
 def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes:
     data = read(offset, length)
     if len(data) != length:
         raise StoreFormatError(
-            f"the pack is truncated: only {len(data)} of {length} bytes from offset {offset} are present"
+            f"the pack is truncated: of {length} bytes from offset {offset}, only {len(data)} are present"
         )
     return data
 
 
 def check_record(record: Bytes, sample_id: bytes) -> Header:
-    """Check the id and hash of a complete record in a pack. Return its header, or raise RecordError."""
+    """Check a packed record's id and hash. Returns its header. Raises ``RecordError`` if it is broken."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     verify_payload(header, memoryview(record)[HEADER_BYTES:])
     if header.kind not in DATA_KINDS:

@@ -8,7 +8,7 @@ from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.http_port import Page, refusal
 from superdl.super_wire.objects import ObjectError, Span
 from superdl.super_wire.objects.hub import _file_in
-from superdl.super_wire.objects.web import Answer, _version, checked_path, server_of
+from superdl.super_wire.objects.web import Response, _version, checked_path, server_of
 from superdl.super_wire.source_url import join_url, split_url
 from tests.hostile.fuzz_wire import TEXTS, any_value, mutate
 
@@ -53,11 +53,11 @@ def _answer(chance):
         odd = (mutate(chance, headers[name].encode()).decode("latin-1"), chance.choice(TEXTS), "")
         headers[name] = chance.choice(odd)
     body = right if chance.random() < 0.9 else right[: chance.randint(0, len(right))]
-    answer = Answer("https://h/x", 206 if "Content-Range" in headers else 200, headers, lambda: body, "")
+    response = Response("https://h/x", 206 if "Content-Range" in headers else 200, headers, lambda: body, "")
     told = []
     try:
-        version = _version(answer)
-        found = answer.content(span, told.append)
+        version = _version(response)
+        found = response.content(span, told.append)
     except ObjectError:
         return
     assert (found, told) == (body, [len(body)])  # only spans can be checked for truncation
@@ -92,7 +92,7 @@ def _scrape(chance):
 
 FUZZERS = {
     "URL of a source": _url,
-    "answer of a web server": _answer,
+    "response of a web server": _answer,
     "listing of the Hub": _listing,
     "scrape of metrics": _scrape,
 }

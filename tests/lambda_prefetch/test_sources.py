@@ -1,13 +1,11 @@
 """Objects are read in the listed version only, and files only within their directory."""
 
-import contextlib
 import hashlib
 import os
 import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -136,27 +134,6 @@ def test_links_are_followed_within_the_roots(root):
         version = file_version(root / key)
         assert read(allowed, key, version) == b"secret"
         assert failure(Directory(str(root)), key, version).outcome is Outcome.REFUSED
-
-
-def descriptors_below(root):
-    """Count this process's open files and directories below a directory."""
-    places = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the one that lists them
-            places.append(str(descriptor.readlink()))
-    return sum(place.startswith(str(root)) for place in places)
-
-
-def test_open_directories_are_bounded_and_closed(root):
-    source = Directory(str(root))
-    for number in range(300):
-        (root / str(number)).mkdir()
-        key = f"{number}/x.jpg"
-        (root / key).write_bytes(b"x")
-        assert read(source, key, file_version(root / key)) == b"x"
-    assert 0 < descriptors_below(root) <= 128
-    del source
-    assert descriptors_below(root) == 0
 
 
 def test_a_missing_file_and_a_change_during_a_read_are_reported(root):

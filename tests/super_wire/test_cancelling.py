@@ -1,4 +1,4 @@
-"""Blocking calls beside an event loop: no more at once than is set, and nobody waits for them in the end."""
+"""Blocking calls of an event loop run in a bounded number of threads and can be cancelled."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ def join_all():
     assert not own_threads()
 
 
-def test_a_cancelled_call_that_waits_never_begins_and_one_that_runs_keeps_its_thread():
+def test_a_cancelled_call_never_starts_or_keeps_its_thread_until_it_returns():
     gate, began, calls = threading.Event(), threading.Event(), []
 
     def hang():
@@ -37,7 +37,7 @@ def test_a_cancelled_call_that_waits_never_begins_and_one_that_runs_keeps_its_th
         last = asyncio.create_task(threads.run(lambda: calls.append("last")))
         await asyncio.sleep(0)
         assert len(own_threads()) == 1
-        assert not calls  # the thread is still busy with what nobody waits for
+        assert not calls  # the abandoned call still has the only thread
         gate.set()
         await last
         threads.close(RuntimeError())

@@ -1,4 +1,4 @@
-"""Addresses and credentials of cache and coordinator: from the environment alone, and never repeated."""
+"""Addresses and credentials come from the environment and never appear in errors."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from superdl.super_wire.errors import ConfigError
 TOKEN = "0123456789abcdef"
 
 
-def test_the_token_itself_goes_before_its_file_and_the_first_before_others():
-    """So that both sides may have the same variable."""
+def test_the_first_token_takes_precedence_over_the_file():
+    """Coordinator and client may share a variable."""
     found = CoordinatorCredentials.from_environment(
         {"SUPER_TOKEN": f"{TOKEN},other-{TOKEN}", "SUPER_TOKEN_FILE": "/x"}
     )
@@ -27,7 +27,7 @@ def test_the_token_itself_goes_before_its_file_and_the_first_before_others():
         {"SUPER_TOKEN_FILE": "/nowhere/token"},
     ],
 )
-def test_what_is_no_token_is_told_when_the_client_is_made(environment):
+def test_an_invalid_token_is_refused_at_once(environment):
     (name,) = environment
     with pytest.raises(ConfigError, match=name) as caught:
         CoordinatorCredentials.from_environment(environment)
@@ -43,12 +43,12 @@ def test_what_is_no_token_is_told_when_the_client_is_made(environment):
         ({"insecure": True, "ca_file": "/ca.pem"}, [False, True, True, True]),
     ],
 )
-def test_who_is_spoken_to_by_tls(given, encrypted):
+def test_which_connections_are_encrypted(given, encrypted):
     hosts = ("", "localhost", "::1", "10.1.2.3")
     assert [CoordinatorCredentials(**given).encrypts(host) for host in hosts] == encrypted
 
 
-def test_loopback_is_this_machine_alone():
+def test_only_loopback_is_this_machine():
     assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "localhost", "LocalHost", "::1")))
     others = ("0.0.0.0", "::", "10.0.0.7", "fe80::1", "localhost.example.org", "example.org", "")
     assert not any(map(is_loopback, others))
@@ -57,11 +57,11 @@ def test_loopback_is_this_machine_alone():
 @pytest.mark.parametrize(
     ("text", "meant"), [("", False), ("0", False), ("FALSE", False), ("1", True), ("true", True)]
 )
-def test_insecure_is_yes_or_no(text, meant):
+def test_values_of_insecure(text, meant):
     assert insecure_in({"SUPER_INSECURE": text}) is meant
 
 
-def test_tokens_stand_in_lines_and_between_commas():
+def test_tokens_are_separated_by_lines_and_commas():
     text = f"# remark\n {TOKEN} , b{TOKEN} team=a  share=3\n\nc{TOKEN}\n"
     assert parse_tokens(text, "x") == (
         (TOKEN, {}),
@@ -71,7 +71,7 @@ def test_tokens_stand_in_lines_and_between_commas():
 
 
 @pytest.mark.parametrize("word", ["teams=a", "team=", TOKEN, "share=1=2 x", "=", "team"])
-def test_a_word_after_a_token_that_says_nothing_is_refused_and_not_repeated(word):
+def test_an_invalid_right_is_refused_without_the_token(word):
     with pytest.raises(ConfigError, match="x: token 2 of 2 may only be followed by team=NAME") as caught:
         parse_tokens(f"{TOKEN}\nb{TOKEN} {word}", "x")
     assert TOKEN not in str(caught.value)
@@ -87,7 +87,7 @@ def test_a_word_after_a_token_that_says_nothing_is_refused_and_not_repeated(word
         ("unix:///tmp/redis.sock?db=2", CacheAddress("", 0, "/tmp/redis.sock", 2)),
     ],
 )
-def test_parses_and_prints(text, address):
+def test_a_cache_address_is_parsed_and_printed(text, address):
     assert CacheAddress.parse(text) == address
     assert CacheAddress.parse(str(address)) == address
 
@@ -95,37 +95,24 @@ def test_parses_and_prints(text, address):
 @pytest.mark.parametrize(
     "text",
     [
-        *(
-            "http://host",
-            "localhost:6379",
-            "redis://",
-            "redis://host:99999",
-            "redis://host:port",
-            "redis://host/a",
-        ),
-        *(
-            "redis://host/-1",
-            "unix://tmp/redis.sock",
-            "unix://",
-            "redis://host?protocol=3",
-            "unix:///r.sock?db=x",
-        ),
+        "http://host", "localhost:6379", "redis://", "redis://host:99999", "redis://host:port", "redis://host/a",
+        "redis://host/-1", "unix://tmp/redis.sock", "unix://", "redis://host?protocol=3", "unix:///r.sock?db=x",
     ],
-)
-def test_other_addresses_are_refused(text):
+)  # fmt: skip
+def test_invalid_cache_addresses_are_refused(text):
     with pytest.raises(ConfigError):
         CacheAddress.parse(text)
 
 
 @pytest.mark.parametrize("rest", ["me:geheim@host:1", "me:geheim@host:63790000", ":geheim#x@host:1"])
 @pytest.mark.parametrize("scheme", ["redis://", ""])
-def test_a_refusal_does_not_repeat_the_password(scheme, rest):
+def test_the_error_does_not_contain_the_password(scheme, rest):
     with pytest.raises(ConfigError) as caught:
         CacheAddress.parse(scheme + rest)
     assert "geheim" not in f"{caught.value} {caught.value.__cause__}"
 
 
-def test_credentials_come_from_the_environment_and_hide():
+def test_cache_credentials_come_from_the_environment():
     files = {f"SUPER_CACHE_{name}_FILE": f"/{name}.pem" for name in ("CA", "CERT", "KEY")}
     credentials = Credentials.from_environment(
         {"SUPER_CACHE_USERNAME": "reader", "SUPER_CACHE_PASSWORD": "geheim", **files}

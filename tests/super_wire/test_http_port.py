@@ -1,4 +1,4 @@
-"""The port for metrics and health: statuses, and bounds on strangers. Its TLS: worker/test_showing.py."""
+"""The HTTP port for metrics and health. Its TLS is tested in worker/test_showing.py."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ TOKEN = "sixteen-or-more1"
 
 
 def listening(use, **guards):
-    """Serve a text as metrics, and call ``use(port)`` in a thread meanwhile."""
+    """Serve a text as metrics while ``use(port)`` runs in a thread."""
 
     async def work():
         port = free_port()
@@ -35,7 +35,7 @@ def asked(port, path="/metrics", method="GET", token=TOKEN):
         return answer.status, answer.read()
 
 
-def test_each_request_has_its_status():
+def test_statuses_of_requests():
     def use(port):
         assert asked(port) == asked(port, "/metrics?x=1") == (200, b"# EOF\n")
         assert asked(port, token="wrong-token-here") == (401, b"401 Unauthorized\n")
@@ -46,7 +46,7 @@ def test_each_request_has_its_status():
     listening(use, accepts=Tokens(TOKEN).accept)
 
 
-def test_strangers_who_say_nothing_or_no_http_hold_little_and_not_for_long(monkeypatch):
+def test_silent_and_malformed_clients_are_disconnected(monkeypatch):
     monkeypatch.setattr(http_port, "_TIMEOUT_S", 1.0)
 
     def use(port):

@@ -1,4 +1,4 @@
-"""Ids are equal for equal fields in every process, and differ for others; keys in the cache hold them."""
+"""Sample ids, batch ids and cache keys."""
 
 import hashlib
 from itertools import accumulate
@@ -34,7 +34,7 @@ def id_with_fields(bucket, key, member, version, parts, digest, randomness):
 
 
 @given(PARTED, PARTED)
-def test_ids_with_fields_differ_where_any_part_does(first, second):
+def test_ids_are_equal_only_if_all_parts_are(first, second):
     assert (id_with_fields(*first) == id_with_fields(*second)) is (first == second)
     bucket, key, member, version, _, digest, randomness = first
     without = id_with_fields(bucket, key, member, version, [], digest, randomness)
@@ -42,7 +42,7 @@ def test_ids_with_fields_differ_where_any_part_does(first, second):
 
 
 def test_golden_value_of_a_sample_with_fields():
-    """By hand: every field of the id with its length before it, in eight little-endian bytes."""
+    """Each field is hashed after its length in eight little-endian bytes."""
     found = id_with_fields("s3://b", "k", None, "v", [("mask", "m.tar", "1.png", "w")], b"digest", None)
     fields = (b"s3://b", b"k", b"v", b"mask", b"m.tar", b"1.png", b"w", b"digest")
     by_hand = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
@@ -50,7 +50,7 @@ def test_golden_value_of_a_sample_with_fields():
 
 
 @given(st.lists(st.tuples(TEXT, TEXT), max_size=8), DIGEST, RANDOMNESS)
-def test_many_are_the_ids_of_each(samples, digest, randomness):
+def test_ids_of_many_samples_are_those_of_each(samples, digest, randomness):
     many = sample_ids(
         "b",
         [key.encode() for key, _ in samples],
@@ -62,7 +62,7 @@ def test_many_are_the_ids_of_each(samples, digest, randomness):
 
 
 @given(st.lists(st.lists(st.binary(min_size=ID_BYTES, max_size=ID_BYTES), max_size=5), max_size=5))
-def test_many_batch_ids_are_the_ids_of_each(batches):
+def test_ids_of_many_batches_are_those_of_each(batches):
     offsets = [0, *accumulate(map(len, batches))]
     ids = b"".join(sample for batch in batches for sample in batch)
     assert batch_ids(ids, offsets) == [digest128(*batch) for batch in batches]
@@ -76,7 +76,7 @@ GOLDEN = {
 
 
 def test_golden_values():
-    """These never change: whoever changes them makes every cache worthless."""
+    """Never change these: all caches would become worthless."""
     for fields, expected in GOLDEN.values():
         assert sample_id(*fields).hex() == expected
     ids = b"".join(sample_id(*fields) for fields, _ in GOLDEN.values())
@@ -88,6 +88,6 @@ def test_golden_values():
 @given(st.binary(min_size=16, max_size=16))
 def test_a_cache_key_is_the_prefix_and_the_id_in_hex(sample):
     key = cache_key(sample)
-    assert key.decode("ascii") == f"super:r1:{sample.hex()}"  # no braces: they would be a cluster's hash tag
+    assert key.decode("ascii") == f"super:r1:{sample.hex()}"  # braces would be a hash tag
     assert cache_keys(sample + sample) == [key, key]
     assert report_stream("job-1") == b"super:n1:{reports}:job-1"

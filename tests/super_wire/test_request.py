@@ -1,4 +1,4 @@
-"""Requests and results survive JSON; anything else that arrives is refused by a ConfigError."""
+"""Requests and results survive JSON, and invalid ones raise ConfigError."""
 
 import json
 from dataclasses import fields, replace
@@ -55,13 +55,13 @@ PACKED = replace(RESULT, pack="a.pack", offsets=(64, 2**40), lengths=(9, 0))
 
 
 @pytest.mark.parametrize("form", [REQUEST, RESTORE, OF_MEMBERS, OF_FIELDS, NAMED, RESULT, PACKED])
-def test_each_form_travels(form):
+def test_every_form_survives_json(form):
     assert type(form).from_mapping(json.loads(json.dumps(form.to_mapping()))) == form
-    assert type(form).from_mapping(form.to_mapping()) == form  # as an executor without JSON gives it
+    assert type(form).from_mapping(form.to_mapping()) == form  # without JSON
 
 
 def test_golden_json():
-    """Functions and coordinators of one request version understand each other."""
+    """The format of this request version."""
     assert REQUEST.to_json() == (
         '{"super_request":6,"request_id":"r","bucket":"s3://b","recipe":"{}","epoch":0,"cache":"redis://h:1",'
         '"expires_in_s":1.5,"keys":["k","l"],"versions":["v","w"],'
@@ -141,10 +141,10 @@ def test_the_number_of_samples_is_bounded(count):
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(PrefetchRequest)])
-def test_requests_lack_nothing(field):
+def test_a_missing_field_is_refused_unless_optional(field):
     mapping = json.loads(OF_MEMBERS.to_json())
     mapping.pop(field, None)
-    if field in {"encodings", "fields"}:  # none at all stand for bytes as they are
+    if field in {"encodings", "fields"}:  # optional
         assert PrefetchRequest.from_mapping(mapping) == replace(OF_MEMBERS, **{field: ()})
         return
     with pytest.raises(ConfigError):
@@ -152,7 +152,7 @@ def test_requests_lack_nothing(field):
 
 
 @pytest.mark.parametrize(("text", "read"), [("no \ud800 name", "no ? name"), ("Größe", "Größe"), ("", "")])
-def test_foreign_texts_can_be_encoded(text, read):
+def test_lone_surrogates_in_results_are_replaced(text, read):
     result = json.loads(json.dumps(RESULT.to_mapping() | {"messages": {"1": text}, "store_trouble": text}))
     assert PrefetchResult.from_mapping(result).messages == {"1": read}
     assert PrefetchResult.from_mapping(result).store_trouble == read

@@ -1,4 +1,4 @@
-"""Where the ranks of a run meet: derived alike, private, short enough, locked."""
+"""The directory of a run: its path, privacy, lock and removal."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def directory(tmp_path):
     return RunDirectory(tmp_path / "superdl-7" / "run")
 
 
-def test_a_run_has_one_and_another_run_another(monkeypatch):
+def test_each_run_has_its_own_directory(monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/short")
     one = RunDirectory.of_run("elastic:a/../b")
     assert one.path == RunDirectory.of_run("elastic:a/../b").path
@@ -35,14 +35,14 @@ def test_a_run_has_one_and_another_run_another(monkeypatch):
     assert one.path.parent == Path(f"/short/superdl-{os.getuid()}"), "a run's name is no path"
 
 
-def test_a_long_temporary_directory_is_not_used(base, monkeypatch):
+def test_the_path_of_a_socket_is_short_enough(base, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(base / ("x" * 80)))
     directory = RunDirectory.of_run("run")
     assert directory.path.parent.parent == Path("/tmp")
     assert len(str(directory.coordinator_socket)) <= 100
 
 
-def test_runs_of_this_user_are_those_whose_coordinator_listens(monkeypatch):
+def test_running_coordinators_of_this_user_are_listed(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="super-i-") as place, socket.socket(socket.AF_UNIX) as listener:
         monkeypatch.setattr(tempfile, "tempdir", place)
         assert RunDirectory.of_this_user() == []
@@ -58,7 +58,7 @@ def test_runs_of_this_user_are_those_whose_coordinator_listens(monkeypatch):
         assert RunDirectory.of_this_user() == [], "others could have put it there"
 
 
-def test_it_is_private_and_goes_as_a_whole(directory):
+def test_the_directory_is_private_and_removed_as_a_whole(directory):
     with directory.locked_for_start(1.0):
         directory.create()
         directory.create()
@@ -68,7 +68,7 @@ def test_it_is_private_and_goes_as_a_whole(directory):
     assert not list(directory.path.parent.iterdir())
 
 
-def test_a_link_and_one_that_others_may_enter_are_refused(directory, tmp_path):
+def test_a_link_and_a_shared_directory_are_refused(directory, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     directory.path.parent.symlink_to(elsewhere)
@@ -93,7 +93,7 @@ with RunDirectory(Path(sys.argv[1])).locked_for_start(5.0):
 
 @contextlib.contextmanager
 def held_elsewhere(run):
-    """Another process holds the run's start lock."""
+    """Hold the run's start lock in another process."""
     command = [sys.executable, "-c", HOLDER, str(run.path)]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -105,7 +105,7 @@ def held_elsewhere(run):
             holder.kill()
 
 
-def test_another_process_that_holds_the_lock_is_waited_for_with_a_bound(directory):
+def test_waiting_for_the_start_lock_is_bounded(directory):
     with directory.locked_for_start(1.0):
         directory.create()
     with held_elsewhere(directory) as holder:
@@ -116,29 +116,7 @@ def test_another_process_that_holds_the_lock_is_waited_for_with_a_bound(director
             pass
 
 
-_NOWHERE = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file takes a byte, and so no directory is usable
-from superdl import SuperDataset, SuperSampler
-from superdl.main import main
-from superdl.super_wire.errors import ConfigError
-try:
-    SuperSampler(SuperDataset(sys.argv[1]), batch_size=8, shuffle=True)
-except ConfigError as error:
-    print(error)
-sys.exit(main(["top", "--once"]))
-"""
-
-
-def test_no_temporary_directory_is_a_typed_error(tmp_path):
-    ended = subprocess.run(
-        [sys.executable, "-c", _NOWHERE, str(tmp_path)], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert "TMPDIR" in ended.stdout
-    assert (ended.returncode, "Traceback" in ended.stderr, "TMPDIR" in ended.stderr) == (2, False, True)
-
-
-def test_the_next_start_removes_what_killed_runs_left_and_nothing_that_lives(monkeypatch):
+def test_only_directories_of_killed_runs_are_swept(monkeypatch):
     with tempfile.TemporaryDirectory(prefix="super-i-") as place, socket.socket(socket.AF_UNIX) as listener:
         monkeypatch.setattr(tempfile, "tempdir", place)
         names = ("killed", "served", "held", "starting")

@@ -1,4 +1,4 @@
-"""A worker that waits for its arguments ends with the coordinator that started it."""
+"""The coordinator's own worker process."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("how", ["forks", "starts"])
 @pytest.mark.parametrize("end", [subprocess.Popen.kill, lambda coordinator: coordinator.stdin.close()])
-def test_it_ends_with_a_coordinator_that_has_not_used_it(end, how):
+def test_a_waiting_worker_ends_with_its_coordinator(end, how):
     command = [sys.executable, "-c", COORDINATOR, how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as coordinator:
         assert coordinator.stdout.readline() == "True\n"

@@ -1,4 +1,4 @@
-"""Commands reach the nodes that have their keys, while slots move and nodes die, within a bound."""
+"""Commands reach the nodes that own their keys, even while slots move and nodes die."""
 
 import contextlib
 import signal
@@ -32,13 +32,13 @@ def a_key(number):
 
 
 def a_set(key, payload):
-    """A SET in the form in which the function gives it: the payload is a view."""
+    """A SET with its payload as a view, as the function sends it."""
     head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b" % (len(key), key, 64 + len(payload), HEADER)
     return Command(key, (head, memoryview(payload), b"\r\n"))
 
 
 def store(nodes, numbers, payload=b"x", **options):
-    """For each key the empty text if its SET was acknowledged, else why not."""
+    """Return an empty string for each acknowledged SET, otherwise the error."""
     answers = exchange(nodes, [a_set(a_key(number), payload) for number in numbers], **options)
     return [
         "" if answer == b"OK" else answer.text if isinstance(answer, ErrorReply) else str(answer)
@@ -52,7 +52,7 @@ def keys_at(cluster, node):
 
 
 def numbers_of(cluster, node, count):
-    """Numbers whose keys the node has."""
+    """Return numbers whose keys belong to the node."""
     found = (number for number in range(100_000) if cluster.node_of(a_key(number)) is cluster.nodes[node])
     return [next(found) for _ in range(count)]
 
@@ -92,17 +92,17 @@ def test_records_arrive_unchanged(valkey, by_way_of, way):
     nodes.close()
 
 
-def test_each_command_is_refused_by_itself(valkey):
+def test_a_refused_command_does_not_affect_others(valkey):
     with valkey.client() as client:
         client.execute_command("ACL", "SETUSER", "fn", "on", ">word", "+@connection", "+set", "~super:r1:*")
-    nodes = opened(valkey.url, username="fn", password="word")  # which may not ask for slots
+    nodes = opened(valkey.url, username="fn", password="word")  # without CLUSTER SLOTS
     refused, stored = exchange(nodes, [a_set(b"other", b"x"), a_set(b"super:r1:1", b"x")])
     assert "NOPERM" in refused.text
     assert stored == b"OK"
     nodes.close()
 
 
-def test_a_single_server_that_was_restarted_is_met_again_and_one_that_is_gone_fails_fast(valkey):
+def test_a_restarted_server_is_reconnected_and_a_dead_one_fails_fast(valkey):
     nodes = opened(valkey.unix_url)
     assert store(nodes, range(3)) == [""] * 3
     valkey.restart_empty()
@@ -113,13 +113,13 @@ def test_a_single_server_that_was_restarted_is_met_again_and_one_that_is_gone_fa
     assert all(valkey.unix_url in why for why in store(nodes, range(3)))
     assert valkey.unix_url in nodes.all_broken
     valkey.start()
-    assert all(store(nodes, range(3)))  # not before the next invocation
+    assert all(store(nodes, range(3)))  # not before renew()
     nodes.renew()
     assert store(nodes, range(3)) == [""] * 3
     nodes.close()
 
 
-def test_a_server_that_became_a_replica_is_looked_for_again(valkey):
+def test_a_server_demoted_to_a_replica_is_reconnected(valkey):
     nodes = opened(valkey.url)
     assert store(nodes, [1]) == [""]
     with valkey.client() as client:
@@ -133,7 +133,7 @@ def test_a_server_that_became_a_replica_is_looked_for_again(valkey):
     nodes.close()
 
 
-def test_a_silent_cache_is_given_up_after_two_deadlines():
+def test_a_silent_cache_fails_after_two_timeouts():
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve():
@@ -155,7 +155,7 @@ def test_a_silent_cache_is_given_up_after_two_deadlines():
         thread.join(10)
 
 
-def test_each_record_goes_to_the_node_of_its_slot_wherever_that_moves(shared_cluster, nodes):
+def test_records_follow_their_slots_to_other_nodes(shared_cluster, nodes):
     assert store(nodes, range(300), b"y" * 5000) == [""] * 300
     for node in range(3):
         mine = {a_key(n) for n in range(300) if shared_cluster.owners[key_slot(a_key(n))] == node}
@@ -164,14 +164,14 @@ def test_each_record_goes_to_the_node_of_its_slot_wherever_that_moves(shared_clu
     shared_cluster.move(key_slot(a_key(moved)), 1)
     assert store(nodes, [moved, *range(100)]) == [""] * 101
     assert a_key(moved) in keys_at(shared_cluster, 1)
-    assert nodes.node_of(a_key(moved)).port == shared_cluster.nodes[1].port  # it is remembered
+    assert nodes.node_of(a_key(moved)).port == shared_cluster.nodes[1].port
     slot = key_slot(a_key(moving))
     shared_cluster.begin_move(slot, 2)
     assert store(nodes, [moving, *range(100)]) == [""] * 101
     assert a_key(moving) in keys_at(shared_cluster, 2)
-    assert nodes.node_of(a_key(moving)).port == shared_cluster.nodes[0].port  # still
+    assert nodes.node_of(a_key(moving)).port == shared_cluster.nodes[0].port
     shared_cluster.end_move(slot, 2)
-    # The source says ask the target, which knows of nothing: each sends to the other, and that is given up.
+    # The source redirects to the target, which redirects back, until the exchange gives up.
     with shared_cluster.nodes[0].client() as client:
         slot = key_slot(a_key(lost))
         client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", shared_cluster.ids[1])
@@ -182,7 +182,7 @@ def test_each_record_goes_to_the_node_of_its_slot_wherever_that_moves(shared_clu
         client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
 
 
-def test_a_node_that_is_down_fails_its_own_records_alone_and_is_not_tried_for_ever(shared_cluster, nodes):
+def test_a_dead_node_fails_only_its_own_records(shared_cluster, nodes):
     store(nodes, range(300))
     shared_cluster.nodes[1].kill()
     for _ in range(2):
@@ -198,7 +198,7 @@ def test_a_node_that_is_down_fails_its_own_records_alone_and_is_not_tried_for_ev
 
 
 @pytest.mark.slow
-def test_a_node_that_hangs_holds_up_no_other(shared_cluster, nodes):
+def test_a_hanging_node_does_not_delay_others(shared_cluster, nodes):
     store(nodes, range(100))
     process = shared_cluster.nodes[0].process
     process.send_signal(signal.SIGSTOP)

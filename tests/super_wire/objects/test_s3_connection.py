@@ -1,4 +1,4 @@
-"""Connections to S3: whom TLS trusts, servers that fall silent or are not reached."""
+"""Connections to S3: TLS, silent servers and unreachable ones."""
 
 import hashlib
 import socket
@@ -15,7 +15,7 @@ from tests.fixtures.object_store import serve_objects
 ETAG = "0" * 32
 
 
-def test_tls_trusts_whom_boto3_trusts(tmp_path, certificates, monkeypatch):
+def test_tls_uses_boto3s_ca_bundle(tmp_path, certificates, monkeypatch):
     body = bytes(range(256)) * 2000
     etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
     pair = certificates.server
@@ -34,8 +34,8 @@ def test_tls_trusts_whom_boto3_trusts(tmp_path, certificates, monkeypatch):
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("answer", [b"", b'HTTP/1.1 200 OK\r\nContent-Length: 9\r\nETag: "a"\r\n\r\nabc'])
-def test_a_server_that_falls_silent_is_not_waited_for_for_ever(certificates, tls, answer):
-    """Also over TLS, where the system's limit alone would make OpenSSL ask again and again."""
+def test_a_silent_server_times_out(certificates, tls, answer):
+    """Over TLS too, where OpenSSL would retry forever after a kernel timeout."""
     listening = socket.create_server(("127.0.0.1", 0))
     kept = []
 
@@ -68,7 +68,7 @@ FILLING = 4
 
 @pytest.fixture
 def nowhere(monkeypatch):
-    """The URL of a server with eight addresses, none of which takes connections; and who looked it up."""
+    """Point the client to a server with eight unreachable addresses, and return the lookups."""
     listening = socket.socket()
     listening.bind(("0.0.0.0", 0))  # all of 127.0.0.0/8
     listening.listen(0)
@@ -93,7 +93,7 @@ def nowhere(monkeypatch):
         one.close()
 
 
-def test_all_addresses_are_waited_for_once_and_the_way_is_named(nowhere):
+def test_an_unreachable_server_fails_once_with_a_remedy(nowhere):
     bucket = open_s3("photos", Patience(connect_s=0.4, address_s=0.1))
     for ask in (lambda: bucket.read("a.jpg"), lambda: bucket.begin("a.jpg", ETAG)):
         nowhere.clear()

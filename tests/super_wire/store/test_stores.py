@@ -1,4 +1,4 @@
-"""What holds of a store, directory and S3 prefix alike: whole packs or none, and nobody else's files."""
+"""Behaviour of both kinds of stores, in a directory and in S3."""
 
 import contextlib
 import json
@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from superdl.super_wire.errors import (
-    RecordError,
     StoreError,
     StoreFormatError,
     StoreGoneError,
     StoreRefusedError,
 )
-from superdl.super_wire.store import check_record, open_store
+from superdl.super_wire.store import open_store
 from tests.super_wire.store.packing import (
     META,
     METAS,
@@ -37,7 +36,7 @@ FOLDERS = ("packs", "index", "open", "used")
 
 
 class StoreUse(RuleBasedStateMachine):
-    """A store beside what must be in it, with somebody's files in its folders."""
+    """A store and its model, with foreign files in its folders."""
 
     def __init__(self, put):
         super().__init__()
@@ -57,7 +56,7 @@ class StoreUse(RuleBasedStateMachine):
                 name = pack.commit()
                 assert name.startswith(meta.collection)
                 self.packs[name] = (pack.size, {sample: array.tobytes() for sample, array in samples})
-        pack.abandon()  # of no effect any more
+        pack.abandon()  # no effect
         for use in (pack.commit, lambda: fill(pack, SAMPLES)):
             with pytest.raises(ValueError, match="committed or abandoned"):
                 use()
@@ -79,7 +78,7 @@ class StoreUse(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def read_spans(self, data):
-        """Reads end with the pack, and an index is that of its whole length."""
+        """Reads end with the pack, and its index needs its exact size."""
         name = data.draw(st.sampled_from(sorted(self.packs) or [PACK]))
         if name not in self.packs:
             return
@@ -151,26 +150,17 @@ class StoreUse(RuleBasedStateMachine):
                 write()
 
 
-def test_any_use_of_a_store(new_address):
+def test_a_store_behaves_like_its_model(new_address):
     run_state_machine_as_test(
         lambda: StoreUse(Putter(new_address())),
         settings=settings(max_examples=8, stateful_step_count=12, deadline=None),
     )
 
 
-def test_a_record_that_is_cut_off_is_no_record(opened):
-    store = opened()
-    with store.begin_pack(META) as pack:
-        (begin, *_) = fill(pack, SAMPLES)
-        name = pack.commit()
-    with pytest.raises(RecordError):
-        check_record(store.read(name, begin, 65), SAMPLES[0][0])
-
-
 @pytest.mark.parametrize(
     "name", ["../store.json", "x", "", "store.json", "/etc/passwd", "..\\x", "\0", ".", "..", "a/b", "a\0b"]
 )
-def test_no_name_leads_out(opened, name):
+def test_no_name_leads_out_of_a_store(opened, name):
     store = opened()
     for ask in (
         lambda: store.read(name, 0, 1),
@@ -188,7 +178,7 @@ def test_no_name_leads_out(opened, name):
     assert opened(create=False).id == store.id
 
 
-def test_a_store_is_made_only_if_it_may_be(opened):
+def test_a_store_is_only_created_on_request(opened):
     for options in ({"create": False}, {"read_only": True}, {"create": False, "read_only": True}):
         with pytest.raises(StoreGoneError):
             opened(**options)
@@ -214,8 +204,8 @@ print(json.dumps({"id": store.id, "packs": packs, "segment": segment}))
 """
 
 
-def test_two_writers_at_once(opened, address):
-    """From the store's making on, in processes of their own, while another looks at what is there."""
+def test_two_concurrent_writers_create_one_store(opened, address):
+    """Two processes create and fill the store while this one reads it."""
     command, seen, store = [sys.executable, "-c", WRITER, address], set(), None
     with (
         subprocess.Popen([*command, "100"], stdout=subprocess.PIPE, text=True) as first,
@@ -223,7 +213,7 @@ def test_two_writers_at_once(opened, address):
     ):
         while first.poll() is None or second.poll() is None:
             if store is None:
-                with contextlib.suppress(StoreGoneError):  # nobody has made it yet
+                with contextlib.suppress(StoreGoneError):  # not yet created
                     store = opened(create=False, read_only=True)
                 continue
             store.used()
@@ -246,7 +236,7 @@ def test_two_writers_at_once(opened, address):
 
 
 @pytest.mark.parametrize("name", ["photo.jpg", "packs/x", "zebra/1"])
-def test_what_holds_other_things_is_no_store(opened, put, name):
+def test_other_files_are_not_a_store(opened, put, name):
     put(name, b"mine")
     for create in (True, False):
         with pytest.raises(StoreFormatError if create else StoreError):
@@ -259,11 +249,14 @@ def test_what_holds_other_things_is_no_store(opened, put, name):
 @pytest.mark.parametrize(
     "mark",
     [
-        *(b"", b"{}", b"[" * 4000, b"x" * 10_000),
+        b"",
+        b"{}",
+        b"[" * 4000,
+        b"x" * 10_000,
         *(b'{"super_store": %b}' % rest for rest in (b'9, "id": "x"', b'1, "id": "x"', b'1, "id": 3')),
     ],
 )
-def test_what_is_marked_otherwise_is_no_store(opened, put, mark):
+def test_an_invalid_mark_is_refused(opened, put, mark):
     put("store.json", mark)
     with pytest.raises(StoreFormatError):
         opened()

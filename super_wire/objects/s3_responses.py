@@ -1,10 +1,11 @@
-"""Parsing of responses from S3: pages of a listing, and refusals."""
+"""Parsing of S3's responses: pages of a listing, and errors."""
 
 from __future__ import annotations
 
+import html
 import re
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 from xml.parsers import expat
 
@@ -12,7 +13,7 @@ from superdl.super_wire.objects.base import Fault, Listed, ObjectError, Page, fa
 from superdl.super_wire.redaction import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 _CODES = dict.fromkeys(("NoSuchBucket", "NoSuchKey"), Fault.MISSING)
 _CODES |= dict.fromkeys(
@@ -28,27 +29,24 @@ _WRITING = {"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}
 _MOVED = frozenset({301, 307})
 _SHOWN = 300
 _LISTING = "ListBucketResult"
-# An object as written by S3 and most compatible servers, which is unambiguous outside comments.
+_ERROR_FIELD = re.compile("<(Code|Message|Region)>([^<]*)</")
+# An object as S3 and most compatible servers write it. Outside comments, no other text looks like this.
 _PLAIN = rb"[ -%'-;=-~]*"  # ASCII without < and &
 _OBJECT = re.compile(
     rb"<Contents><Key>(%b)</Key><LastModified>(%b)</LastModified>" % (_PLAIN, _PLAIN)
     + rb"<ETag>(?:&quot;|\")?([0-9A-Za-z-]*)(?:&quot;|\")?</ETag><Size>([0-9]{1,18})</Size>"
     + rb"(?:<StorageClass>[A-Z_]*</StorageClass>)?</Contents>"
 )
-_TEXT_BYTES = 2**16  # longer than any text in a response, so that each text arrives in one piece
+_TEXT_BYTES = 2**16  # longer than any text in a response, so expat does not split texts
 
 
-class ListPage(NamedTuple):
-    """One page of a listing, and the token for the next one, which is empty after the last."""
+def parse_page(content: bytes) -> tuple[Page, str]:
+    """Parse a ListObjectsV2 response. Raises ``ObjectError`` if it is invalid.
 
-    page: Page
-    token: str
-
-
-def parse_page(content: bytes) -> ListPage:
-    """Parse the response to a ListObjectsV2 request. Raises ``ObjectError`` if it is invalid."""
+    Returns a page, and the continuation token, which is empty after the last page.
+    """
     objects: list[Listed] = []
-    # A regex takes a third of a parser's time. If a comment may hide objects, parse everything.
+    # A regex takes a third of the parser's time. If a comment could hide objects, parse everything.
     remainder = content if b"<!" in content else _OBJECT.sub(b"", content)
     if b"<Contents" not in remainder:
         objects = [
@@ -61,6 +59,8 @@ def parse_page(content: bytes) -> ListPage:
     texts: list[str] = []
     pop = fields.pop
 
+    # Called at the end of each element, whose text is the last item of texts. No other Python function is
+    # called, because a listing has seven elements for each key.
     def end(name: str) -> None:
         if name == "Contents":
             # Strip newlines too, because an empty element gets the text before it.
@@ -71,12 +71,21 @@ def parse_page(content: bytes) -> ListPage:
         else:
             fields[name] = texts.pop() if texts else ""
 
+    parser = expat.ParserCreate()
+    parser.buffer_text, parser.buffer_size = True, _TEXT_BYTES
+    parser.StartElementHandler = dict[str, object]().setdefault  # splits the texts at start tags
+    parser.EndElementHandler = end
+    parser.CharacterDataHandler = texts.append
+    parser.StartDoctypeDeclHandler = _refuse_entities
     try:
-        _parse(content, end, texts)
+        parser.Parse(content, True)  # positional in expat
         fields[_LISTING]
     except (expat.ExpatError, KeyError, ValueError) as error:
-        why = f"the object store's listing cannot be parsed ({type(error).__name__}: {error})"
-        raise ObjectError(Fault.FAILED, f"{why}, which begins with {content[:_SHOWN]!r}") from error
+        raise ObjectError(
+            Fault.FAILED,
+            f"the object store's listing cannot be parsed ({type(error).__name__}: {error}). It begins with "
+            f"{content[:_SHOWN]!r}",
+        ) from error
     if fields.get("EncodingType") == "url":
         for index, item in enumerate(objects):
             if "%" in item.key or "+" in item.key:
@@ -85,36 +94,14 @@ def parse_page(content: bytes) -> ListPage:
     token = fields.get("NextContinuationToken", "") if fields.get("IsTruncated") == "true" else None
     if token == "":
         raise ObjectError(
-            Fault.FAILED, "the object store truncated its listing, but returned no continuation token"
+            Fault.FAILED, "the object store truncated its listing without returning a continuation token"
         )
-    return ListPage(Page(objects, folders), token or "")
+    return Page(objects, folders), token or ""
 
 
-def fields_of(content: bytes) -> dict[str, str]:
-    """Return the text of each element in a response, by name, or an empty dict if it is not XML."""
-    fields: dict[str, str] = {}
-    texts: list[str] = []
-
-    def end(name: str) -> None:
-        fields[name] = texts.pop() if texts else ""
-
-    try:
-        _parse(content, end, texts)
-    except (expat.ExpatError, ValueError):
-        return {}
-    return fields
-
-
-def _parse(content: bytes, end: Callable[[str], None], texts: list[str]) -> None:
-    """Call ``end`` with an element's name at its end tag. The last item of ``texts`` is its content."""
-    # Call only one Python function per element, because a listing has seven elements per key.
-    parser = expat.ParserCreate()
-    parser.buffer_text, parser.buffer_size = True, _TEXT_BYTES
-    parser.StartElementHandler = dict[str, object]().setdefault  # splits the texts at start tags
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = texts.append
-    parser.StartDoctypeDeclHandler = _refuse_entities
-    parser.Parse(content, True)  # positional in expat
+def _error_fields(content: bytes) -> dict[str, str]:
+    text = content.decode(errors="replace")
+    return {name: html.unescape(value) for name, value in _ERROR_FIELD.findall(text)}
 
 
 def _refuse_entities(*_: object) -> None:
@@ -126,23 +113,21 @@ def _decoded(name: str) -> str:
 
 
 def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
-    """Return the bucket's region if a refusal reports it, or an empty string."""
-    if status not in _MOVED | {400}:  # 400 answers HEAD
+    """Return the bucket's region if an error response contains it, or an empty string."""
+    if status not in _MOVED | {400}:  # 400 is the response to HEAD
         return ""
-    region = headers.get("x-amz-bucket-region") or fields_of(content).get("Region", "")
+    region = headers.get("x-amz-bucket-region") or _error_fields(content).get("Region", "")
     return region if re.fullmatch("[a-z0-9-]{1,40}", region) else ""
 
 
 def refusal(status: int, content: bytes, bucket: str, region: str, method: str) -> ObjectError:
-    """Return the error for a failed S3 request, with the message from S3 and what to do."""
-    fields = fields_of(content)
+    """Return the error for a failed S3 request, with S3's message and a remedy."""
+    fields = _error_fields(content)
     code, message = (clean_text(fields.get(name, ""))[:_SHOWN] for name in ("Code", "Message"))
     fault = _CODES.get(code) or fault_of(status)
-    words = f"S3 answered {status}{code and f' {code}'}{message and f': {message}'}".rstrip(".")
-    if (
-        fault is Fault.CHANGED and status == HTTPStatus.PRECONDITION_FAILED
-    ):  # S3's message mentions preconditions, which users never set
-        words = "S3 has a different version (ETag) of the object"
+    reason = f"S3 answered {status}{code and f' {code}'}{message and f': {message}'}".rstrip(".")
+    if status == HTTPStatus.PRECONDITION_FAILED:  # S3's message is about preconditions, which users never set
+        reason = "S3 has a different version (ETag) of the object"
     location = f"the region {region}" if region else "another region"
     remedy = f"; the bucket is in {location}: set AWS_REGION" if status in _MOVED else ""
     if code in _BAD_CREDENTIALS:
@@ -164,4 +149,4 @@ def refusal(status: int, content: bytes, bucket: str, region: str, method: str) 
         )
     elif fault is Fault.MISSING:
         remedy = "; check the name, and SUPER_S3_ENDPOINT_URL if the store is not AWS"
-    return ObjectError(fault, words + remedy, full=bool({code, str(status)} & _FULL))
+    return ObjectError(fault, reason + remedy, full=bool({code, str(status)} & _FULL))

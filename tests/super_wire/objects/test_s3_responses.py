@@ -1,4 +1,4 @@
-"""Listings are parsed as botocore parses them, whatever keys are in them; what is no listing is refused."""
+"""S3 listings are parsed as by botocore, and invalid ones are refused."""
 
 from urllib.parse import quote, quote_plus
 from xml.sax.saxutils import escape
@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from superdl.super_wire.objects import Fault, ObjectError, Page
-from superdl.super_wire.objects.s3_answers import ListPage, fields_of, parse_page
+from superdl.super_wire.objects.s3_responses import parse_page
 
 XML_TEXT = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff")
 ANY_TEXT = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
@@ -40,7 +40,7 @@ def listing(objects, folders, token, encode, more=(CHECKSUM, OWNER)):
 
 
 def botocores(content, *, encoded):
-    """Keys, ETags and sizes, folders, and the token, as botocore has them."""
+    """Parse a listing with botocore into objects, folders and token."""
     parsed = create_parser("rest-xml").parse({"body": content, "headers": {}, "status_code": 200}, SHAPE)
     if encoded:
         decode_list_object_v2(parsed, {"encoding_type_auto_set": True})
@@ -69,7 +69,7 @@ def is_parsed_as_by_botocore(objects, folders, token, encode):
 @given(objects=keys_of(ANY_TEXT), folders=st.lists(st.text(ANY_TEXT, min_size=1)), token=st.text(XML_TEXT))
 @example(objects=[("odd//b.jpg", "e", 1), ("/lead", "e", 0), ("\x01\x1f\r\n", "e", 2)], folders=[], token="t")
 @example(objects=[("a+b c%20%", "e", 1), (" x ", "e", 0)], folders=["//", "+/"], token="a&b")
-def test_encoded_keys_are_what_they_were(encode, objects, folders, token):
+def test_encoded_keys_are_decoded(encode, objects, folders, token):
     is_parsed_as_by_botocore(objects, folders, token, encode)
 
 
@@ -92,28 +92,26 @@ def test_keys_that_are_not_encoded_are_not_decoded(objects, folders):
         b'<!DOCTYPE x [<!ENTITY a "b">]><ListBucketResult></ListBucketResult>',
     ],
 )
-def test_what_is_no_listing_is_refused(content):
+def test_an_invalid_listing_is_refused(content):
     with pytest.raises(ObjectError, match="listing cannot be parsed") as caught:
         parse_page(content)
     assert caught.value.fault is Fault.FAILED
 
 
-def test_an_empty_listing_and_the_fields_of_a_refusal():
-    assert parse_page(listing([], [], "", quote)) == ListPage(Page([], []), "")
-    assert fields_of(b"<Error><Code>A&amp;B</Code><Region/></Error>")["Code"] == "A&B"
-    assert fields_of(b"no XML") == {}
+def test_an_empty_listing_has_no_objects():
+    assert parse_page(listing([], [], "", quote)) == (Page([], []), "")
 
 
-def test_a_listing_that_is_cut_off_without_a_token_is_refused():
-    with pytest.raises(ObjectError, match="no continuation token") as caught:
+def test_a_truncated_listing_needs_a_token():
+    with pytest.raises(ObjectError, match="without returning a continuation token") as caught:
         parse_page(b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>")
     assert caught.value.fault is Fault.FAILED
 
 
 @pytest.mark.parametrize("around", ["<!-- {} -->", "<Name><![CDATA[{}]]></Name>"])
-def test_objects_in_comments_and_in_texts_are_none(around):
+def test_objects_in_comments_and_texts_are_ignored(around):
     content = listing([("a", "e", 1)], [], "", str, [""])
     whole = content.decode().partition("<Contents>")[2].partition("</Contents>")[0]
     hidden = around.format(f"<Contents>{whole.replace('>a<', '>b<')}</Contents>").encode()
-    found = parse_page(content.replace(b"</ListBucketResult>", hidden + b"</ListBucketResult>")).page.objects
-    assert [item.key for item in found] == ["a"]
+    page, _ = parse_page(content.replace(b"</ListBucketResult>", hidden + b"</ListBucketResult>"))
+    assert [item.key for item in page.objects] == ["a"]
