@@ -66,7 +66,7 @@ def test_numbers_that_are_not_finite_become_null():
 def test_each_run_has_a_directory_of_its_own(tmp_path):
     assert len({new_directory(tmp_path, "name") for _ in range(3)}) == 3
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match="set output to a writable directory"):
+    with pytest.raises(ConfigError, match="Set output to a writable directory"):
         new_directory(tmp_path / "file", "name")
 
 

@@ -35,7 +35,7 @@ def test_a_spec_survives_yaml_with_its_arms_as_they_are(tmp_path):
         (["loader.batch_size=0"], r"loader\.batch_size must be at least 1, not 0"),
         (["optimizer.warmup_epochs=1"], r"warmup_epochs: a one_cycle schedule has its own warm-up"),
         (["loader.kind=supr"], r"loader\.kind must be one of super, .*, not 'supr' \(did you mean super\?\)"),
-        (["name=a/b"], r"name becomes part of a folder's name"),
+        (["name=a/b"], r"name must not be 'a/b'"),
         (["recipe.crop=65"], r"recipe\.crop \(65\) must not exceed recipe\.resize \(64\)"),
         (["data.val=x"], r"data\.val is set without data\.train"),
         (["data.kind=mnist", "data.train=x"], r"data\.kind mnist has its own images"),
@@ -43,7 +43,7 @@ def test_a_spec_survives_yaml_with_its_arms_as_they_are(tmp_path):
         (["data.train=x", "data.train_alias=my/pets"], r"data\.train_alias: an alias must"),
         (["trials.a/b={}"], r"trials\.a/b .*, not 'a/b'"),
         (["loader.batch_size"], r"'loader\.batch_size': use key\.key=value"),
-        (["name={a: b"], "cannot be read as YAML"),
+        (["name={a: b"], "cannot read the value of name as YAML"),
     ],
 )
 def test_bad_values_are_named(overrides, message):
@@ -54,7 +54,7 @@ def test_bad_values_are_named(overrides, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"no spec at .*study\.yaml; .* built-in spec: digits"),
+        (None, r"no spec at .*study\.yaml\. .* built-in spec: digits"),
         ("a: [", r"the spec .*study\.yaml"),
         ("[1, 2]", r"study\.yaml: a spec must be a mapping"),
         ("quick: {loader.batchsize: 2}", r"study\.yaml: unknown key loader\.batchsize"),

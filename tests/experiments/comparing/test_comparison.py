@@ -56,7 +56,7 @@ def test_the_cost_of_trials_at_once_is_that_of_whole_runs(trials, whole):
     arm, rounds = ArmReport("super", trials=trials), [RoundReport(1, 1, "super", "", figures)]
     report = Comparison("costs", "", "", 1, 1, [arm], rounds)
     assert [one.whole for one in report.shown() if one.key == "usd_per_epoch"] == [whole]
-    about_warmup = next(sentence for subject, sentence in report.words() if subject == "Warm-up:")
+    about_warmup = next(sentence for subject, sentence in report.conclusions() if subject == "Warm-up:")
     assert ("cost," in about_warmup) == whole
 
 
@@ -102,7 +102,7 @@ def test_super_and_torch_side_by_side(colours, console):
     assert not [head for table in page.tables for head in table.head if "()" in head]
     printed = console.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
     assert "[2/2] torch done in" in printed
-    assert "only figures of the whole run include the first epoch" in printed
+    assert "only figures of whole runs include the first epoch" in printed
     assert "super, torch ran only once" in printed
 
 

@@ -15,19 +15,13 @@ from tests.fixtures.images import independent_decode, write_images
 
 RESIZE, CROP, BATCH = 24, 20, 8
 COUNT = 53  # no multiple of the batch size, of two workers or of two ranks
-PACKAGES = {"torch": "torch", "webdataset": "webdataset", "mds": "streaming", "litdata": "litdata"}
 
-need = {
-    kind: pytest.param(
-        kind, marks=pytest.mark.skipif(not importlib.util.find_spec(module), reason=f"{module} is missing")
-    )
-    for kind, module in PACKAGES.items()
-}
-"""Each kind as a parameter of a test, which is skipped where its package is not installed."""
+_NO_WEBDATASET = pytest.mark.skipif(not importlib.util.find_spec("webdataset"), reason="needs webdataset")
+DECODING_KINDS = ["torch", pytest.param("webdataset", marks=_NO_WEBDATASET)]
 
 
 def write_dirty_images(directory):
-    """Images in four classes, among them what real sets have: other modes, formats, turned cameras."""
+    """Write images of four classes in the modes, formats and orientations of real sets."""
     write_images(directory, COUNT - 6)
     picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 40, 3), dtype=np.uint8))
     exif = Image.Exif()
@@ -42,7 +36,7 @@ def write_dirty_images(directory):
     return directory
 
 
-def opened(  # what a spec says
+def opened(
     kind,
     source,
     place,
@@ -53,9 +47,9 @@ def opened(  # what a spec says
     rank=0,
     replicas=1,
     recipe=None,
-    tell=lambda _: None,
+    print_line=lambda _: None,
 ):
-    """A loader whose conversions, if it has any, lie below ``place``."""
+    """Open a loader that writes its tars, if any, below ``place``."""
     return open_loader(
         LoaderRequest(
             source=source if isinstance(source, Source) else Source(f"file://{source}"),
@@ -67,13 +61,13 @@ def opened(  # what a spec says
             rank=rank,
             replicas=replicas,
             converted=place / "converted",
-            print_line=tell,
+            print_line=print_line,
         ),
     )
 
 
 def expected_keys(directory):
-    """The key of each image, by its label and the pixels that Pillow alone gives."""
+    """Return each image's key by its label and the pixels that Pillow alone decodes."""
     classes = sorted(entry.name for entry in directory.iterdir())
     keys = {}
     for path in (entry for entry in directory.rglob("*") if entry.is_file()):
@@ -84,7 +78,7 @@ def expected_keys(directory):
 
 
 def samples_of(batch):
-    """Label and pixels of each sample, HWC."""
+    """Return the label and the HWC pixels of each sample."""
     images, labels, _ = batch
     return [
         (int(label), image.permute(1, 2, 0).numpy().tobytes())
@@ -93,16 +87,16 @@ def samples_of(batch):
 
 
 def keys_of(batches, known):
-    """The keys of each batch, by the samples that came; its id must be of just these, in this order."""
-    found = []
+    """Return the keys of each batch, and check that its id is derived from them in this order."""
+    all_keys = []
     for batch in batches:
         keys = [known[sample] for sample in samples_of(batch)]
         digest = hashlib.blake2b("\0".join(keys).encode(), digest_size=16).digest()
         assert batch[2].batch_id == digest
-        found.append(keys)
-    return found
+        all_keys.append(keys)
+    return all_keys
 
 
 def counted(batches):
-    """How often each key came."""
+    """Count each key."""
     return Counter(key for keys in batches for key in keys)

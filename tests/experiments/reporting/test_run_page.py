@@ -81,7 +81,7 @@ def test_a_finished_run_has_all_sections_tables_and_plots_and_loads_nothing(fini
     for caption in ("Passes over the data", "Time of loading and computing"):
         assert first_cells(page, caption) == PASSES
     assert first_cells(page, "Processors in use") == [["start"], *PASSES]
-    assert page.table("The bill").rows[-1][0] == "everything with a known price"
+    assert page.table("The bill").rows[-1][0] == "total of known prices"
     assert page.table("Settings of loader torch").rows
     for words in ("cores usable", "loader.batch_size=8"):
         assert words in page.text

@@ -82,7 +82,7 @@ def test_other_images_take_the_place_of_the_runs_and_must_have_its_classes(train
     assert "'mauve'" in capsys.readouterr().err
     for words, message in (
         ([str(run), "--set=data.val=null"], "has no validation images; add --set data.val="),
-        ([str(run), "--set=model.name=small_cnn"], "best.pt belongs to a different model"),
+        ([str(run), "--set=model.name=small_cnn"], "best.pt belongs to another model"),
         ([str(tmp_path)], "is not a run directory: it has no spec.yaml"),
     ):
         assert main(["evaluate", *words]) == 2

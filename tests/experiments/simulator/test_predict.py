@@ -47,7 +47,7 @@ def test_specs_that_come_along_are_good(name):
         ("functions: {decode_s: 1, stragglers: 2}", "functions.stragglers must be at most 1, not 2"),
         ("cache: {budget_gb: 0}", "cache.budget_gb must be above 0, not 0"),
         ("minutes: -1", "minutes must be above 0, not -1"),
-        ("[", "cannot be read as YAML: line 1"),
+        ("[", "as YAML: line 1"),
     ],
 )
 def test_a_bad_spec_is_refused_by_name(tmp_path, text, message):

@@ -123,7 +123,7 @@ def test_ranks_that_are_asked_to_end_keep_one_checkpoint_of_one_step(colours, tm
     assert ended.code != 0
     assert (ended.report["status"], ended.report["reason"]) == (
         "interrupted",
-        "Terminated: the process was asked to stop (SIGTERM)",
+        "Terminated: the process received SIGTERM",
     )
     steps = [ended.steps(rank)[-1] for rank in (0, 1)]
     assert steps[0]["step"] == steps[1]["step"]
