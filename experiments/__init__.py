@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superdl.experiments.spec import CHECKPOINT_DIR, MODEL_DIR, OUTPUT_DIR, Spec, load_spec
+from superdl.experiments.spec import Spec, load_spec
 
 # Importing this package is cheap, because it does not import torch.
-__all__ = ["CHECKPOINT_DIR", "MODEL_DIR", "OUTPUT_DIR", "Spec", "load_spec"]
+__all__ = ["Spec", "load_spec"]

@@ -178,13 +178,6 @@ class PhaseUsage:
     ended_at_s: float = 0.0  # a Unix timestamp
 
 
-@dataclass(frozen=True, slots=True)
-class Utilization:
-    """All completed phases of a run."""
-
-    phases: tuple[PhaseUsage, ...]
-
-
 class UtilizationMonitor(Listener):
     """A listener that samples this process, its descendants and the GPU until `close`.
 
@@ -205,10 +198,10 @@ class UtilizationMonitor(Listener):
         self._thread = threading.Thread(target=self._run, name="superdl-utilization", daemon=True)
         self._thread.start()
 
-    def utilization(self) -> Utilization:
+    def phases(self) -> tuple[PhaseUsage, ...]:
         """Return all completed phases."""
         with self._lock:
-            return Utilization(tuple(self._phases))
+            return tuple(self._phases)
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # a listener's signature
         """End the previous phase and start the next with the same sample."""

@@ -186,11 +186,6 @@ class EpochSummary:
     train: PassSummary
     val: PassSummary | None
 
-    def splits(self) -> tuple[tuple[str, PassSummary], ...]:
-        """Return pairs of split and pass."""
-        trained = ("train", self.train)
-        return (trained,) if self.val is None else (trained, ("val", self.val))
-
 
 class Listener:
     """Base class of listeners for training events. Methods are called in the main thread."""
@@ -264,11 +259,6 @@ _MIN_S = 0.001
 _MAX_MISSED = 512
 
 
-def is_stalled(step: StepRecord) -> bool:
-    """Return whether the trainer waited for data for too large a share of a step."""
-    return step.wait_s > max(_MIN_S, _MIN_SHARE * step.total_s)
-
-
 def cause_of(step: StepRecord, causes: Mapping[tuple[int, int], str]) -> str:
     """Return a stalled step's cause, given the coordinator's ``causes`` by epoch and position."""
     if step.misses:
@@ -311,7 +301,7 @@ class StallMeter:
         for step in steps:
             self._steps += 1
             self._missed += self._replicas * (step.misses > 0)
-            if is_stalled(step):
+            if step.wait_s > max(_MIN_S, _MIN_SHARE * step.total_s):
                 self._pending.append(step)
         if self._missed >= _MAX_MISSED:
             self._find_causes()

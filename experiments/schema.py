@@ -7,6 +7,7 @@ import copy
 import difflib
 import re
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -68,14 +69,11 @@ def build(cls: type[SpecT], mapping: object) -> SpecT:
         raise ConfigError(_message(cls, error.errors()[0])) from error
 
 
+_MAX_VALUES = 100_000
 _MAPPING = "must be a mapping of keys to values"
-# Messages by pydantic's error type, if its own is long or mentions Python.
+# For pydantic's messages that mention Python.
 _REASONS = {
-    "greater_than": "must be above {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be below {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "too_short": "must contain at least {min_length} entry",
+    "too_short": "must have at least one entry",
     "bool_type": "must be true or false",
     "dict_type": _MAPPING,
     "dataclass_type": _MAPPING,
@@ -93,7 +91,7 @@ def _message(cls: type, fault: Mapping[str, Any]) -> str:
     if own is not None:
         return f"{_dotted(words)} {own}"
     reason = _REASONS.get(fault["type"], fault["msg"].replace("Input should", "must"))
-    return f"{_dotted(words) or 'a spec'} {reason.format(**fault.get('ctx', {}))}, not {fault['input']!r:.80}"
+    return f"{_dotted(words) or 'a spec'} {reason}, not {fault['input']!r:.80}"
 
 
 def _dotted(words: list[str | int]) -> str:
@@ -118,11 +116,38 @@ def _close(name: object, allowed: tuple[str, ...]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that refuses duplicate keys."""
+    """A loader that rejects duplicate keys, and aliases that expand to too many values."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002  # yaml's signature
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._counts: dict[int, int] = {}  # values in each collection, by its id
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        # Count an alias's values each time it is used, because nested aliases grow exponentially.
+        is_alias = self.check_event(yaml.AliasEvent)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        if isinstance(node, yaml.CollectionNode) and not is_alias:
+            parts = node.value if isinstance(node, yaml.SequenceNode) else chain.from_iterable(node.value)
+            # A collection without a count yet contains itself, and is infinite.
+            counts = (
+                1 if isinstance(part, yaml.ScalarNode) else self._counts.get(id(part), _MAX_VALUES)
+                for part in parts
+            )
+            self._counts[id(node)] = count = 1 + sum(counts)
+            if count > _MAX_VALUES:
+                reason = f"its aliases expand to more than {_MAX_VALUES:,} values"
+                raise yaml.composer.ComposerError(None, None, reason, node.start_mark)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  # yaml's signature
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError, TypeError, KeyError) as error:  # 5,000 digits, day 45
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         keys = set()
-        for key, _ in node.value:  # keys merged by << are not in here, and may be overridden
+        for key, _ in node.value:  # << adds keys later, which may be overridden
             text = key.value if isinstance(key, yaml.ScalarNode) else None
             if text is not None and (key.tag, text) in keys and text != "<<":
                 raise yaml.constructor.ConstructorError(
@@ -138,50 +163,46 @@ def load_yaml(text: str, name: str) -> Any:
     Raises:
         ConfigError: it is not YAML, is nested too deeply, repeats a key, or contains an impossible value.
     """
+    loader = None
     try:
-        return _Loader(text).get_single_data()
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"cannot read {name} as YAML: line {line}: {error.problem}") from error
+        loader = _Loader(text)
+        return loader.get_single_data()
     except RecursionError as error:
-        raise ConfigError(f"cannot read {name} as YAML: it is nested too deeply") from error
-    except (yaml.YAMLError, ValueError, OverflowError, TypeError, KeyError) as error:  # day 45, 5,000 digits
+        line = loader.line + 1 if loader else 1
+        raise ConfigError(f"cannot read {name} as YAML: line {line} is nested too deeply") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = mark.line + 1 if mark else 1
+        raise ConfigError(f"cannot read {name} as YAML: line {line}: {error.problem}") from error
+    except yaml.YAMLError as error:
         raise ConfigError(f"cannot read {name} as YAML: {error}") from error
 
 
-class SpecFolder:
-    """A package's built-in specs, as YAML files in one folder."""
+@contextlib.contextmanager
+def opened_spec(name: str | Path, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the content of a spec: a YAML file, or the stem of one in ``folder``.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def find(self, name: str | Path) -> Path:
-        """Find a spec by its path, or by the stem of a file in the folder."""
-        path = Path(name).expanduser()
-        if path.is_file():
-            return path
-        built_in = {file.stem: file for file in sorted(self._folder.glob("*.yaml"))}
-        if str(name) in built_in:
-            return built_in[str(name)]
-        raise ConfigError(
-            f"there is no spec at {path}. Use a YAML file or a built-in spec: {', '.join(built_in)}."
-        )
-
-    @contextlib.contextmanager
-    def opened(self, name: str | Path) -> Iterator[dict[str, Any]]:
-        """Yield a spec's content. ConfigErrors raised in the block are prefixed with the file."""
-        path = self.find(name)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the spec {path}: {error}") from error
-        content = load_yaml(text, f"the spec {path}")
-        if not isinstance(content, dict | None):
-            raise ConfigError(f"{path}: a spec {_MAPPING}, not {content!r:.80}")
-        try:
-            yield content or {}
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+    ConfigErrors raised in the block are prefixed with the file.
+    """
+    path = Path(name).expanduser()
+    if not path.is_file():
+        built_in = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+        if str(name) not in built_in:
+            raise ConfigError(
+                f"there is no spec at {path}. Use a YAML file or a built-in spec: {', '.join(built_in)}."
+            )
+        path = built_in[str(name)]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the spec {path}: {error}") from error
+    content = load_yaml(text, f"the spec {path}")
+    if not isinstance(content, dict | None):
+        raise ConfigError(f"{path}: a spec {_MAPPING}, not {content!r:.80}")
+    try:
+        yield content or {}
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""A run's spec: keys, defaults, allowed values, and places set by a service such as SageMaker."""
+"""A run's spec: its keys, defaults and allowed values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,15 +21,14 @@ from superdl.experiments.schema import (
     NonNegativeNumber,
     PositiveNumber,
     Share,
-    SpecFolder,
     Text,
     apply_overrides,
     apply_values,
     build,
     one_of,
+    opened_spec,
 )
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.ids import Versions, checked_naming
 
 # Does not import torch, so commands reject an invalid spec at once.
 _DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
@@ -38,7 +37,7 @@ SUPER_KINDS = ("super", "super-threads")
 _MODEL_NAMES = ("small_cnn", "resnet10", "resnet18", "resnet50", "vit_b_32", "vit_mini")
 _TIMM_NAMES = "timm:[a-z0-9_.]+"  # excludes names for which timm downloads
 
-_SPECS = SpecFolder(Path(__file__).parent / "specs")
+_SPECS = Path(__file__).parent / "specs"
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
@@ -54,9 +53,6 @@ class DataSpec:
     val: Text | None = None
     train_key_list: Text | None = None
     val_key_list: Text | None = None
-    train_alias: Text | None = None  # as in SuperDataset
-    val_alias: Text | None = None
-    versions: Versions | None = None  # as in SuperDataset: times or digests
 
     def __post_init__(self) -> None:
         if self.kind in _DATA_SETS and (self.train or self.val):
@@ -65,13 +61,7 @@ class DataSpec:
             )
         if self.samples is not None and self.kind not in (*PUBLISHED_SETS, *MADE_SETS):
             raise ConfigError(f"data.samples applies only to drawn sets, not to data.kind {self.kind}")
-        checked_naming(self.train_alias, None, "data.train_alias: ")
-        checked_naming(self.val_alias, None, "data.val_alias: ")
-        for name, needed in (
-            ("val", "train"),
-            *((name, "train") for name in ("train_key_list", "train_alias", "versions")),
-            *((name, "val") for name in ("val_key_list", "val_alias")),
-        ):
+        for name, needed in (("val", "train"), ("train_key_list", "train"), ("val_key_list", "val")):
             if getattr(self, name) and not getattr(self, needed):
                 raise ConfigError(f"data.{name} is set without data.{needed}")
 
@@ -249,7 +239,7 @@ def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, qui
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
     """
-    with _SPECS.opened(name) as full:
+    with opened_spec(name, _SPECS) as full:
         values = full.pop("quick", _QUICK) or {}
         if not isinstance(values, Mapping):
             raise ConfigError(f"quick must be a mapping of dotted keys to values, not {values!r}")
@@ -257,39 +247,3 @@ def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, qui
         # Without quick, too, an invalid section is an error.
         parse_spec(small)
         return parse_spec(apply_overrides(small if quick else full, overrides))
-
-
-# SageMaker uploads these two at the end of a job.
-OUTPUT_DIR, MODEL_DIR = "SM_OUTPUT_DATA_DIR", "SM_MODEL_DIR"
-# SUPER's own: the launcher sets it for jobs with checkpoints, whose directory is uploaded continuously.
-CHECKPOINT_DIR = "SM_CHECKPOINT_DIR"
-
-_TRAIN = ("SM_CHANNEL_TRAIN", "SM_CHANNEL_TRAINING")
-_VAL = ("SM_CHANNEL_VAL", "SM_CHANNEL_VALIDATION", "SM_CHANNEL_TEST")
-_DEFAULT_OUTPUT = "runs"
-_LAST = "checkpoints/last.pt"
-
-
-def placed(spec: Spec, environment: Mapping[str, str]) -> Spec:
-    """Return the spec with places from the environment, unless the spec sets them."""
-    data, training, output = spec.data, spec.training, spec.output
-    train, val = (
-        next((environment[name] for name in names if environment.get(name)), None) for names in (_TRAIN, _VAL)
-    )
-    # Input channels are the data.
-    if train and not (data.train or data.directory):
-        data = replace(data, kind="auto", train=train, val=val, samples=None)
-    kept = environment.get(CHECKPOINT_DIR)
-    # The run is written to the checkpoint directory, else to the output directory.
-    if output == _DEFAULT_OUTPUT:
-        output = kept or environment.get(OUTPUT_DIR) or output
-    # If a directory expects a model, write a checkpoint.
-    if (kept or environment.get(MODEL_DIR)) and not (training.checkpoint_every or training.checkpoint_steps):
-        training = replace(training, checkpoint_every=1 if kept else spec.epochs)
-    # Resume the newest run of this name in the checkpoint directory.
-    if kept and training.resume is None:
-        files = Path(kept).glob(f"{spec.name}-2*/{_LAST}")  # as new_directory() names them
-        # Names end with the time.
-        newest = max(files, key=lambda file: file.parent.parent.name, default=None)
-        training = replace(training, resume=str(newest.parent.parent) if newest else None)
-    return replace(spec, data=data, training=training, output=output)

@@ -142,7 +142,6 @@ def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, floa
 
 
 def _decodes_per_image(runs: Sequence[RunFiles]) -> float | None:
-    """Return decodes by all runs per image of the splits read, or None if not reported."""
     jobs = [each.metrics["job"] for run in runs for each in run.passes]
     images = max(
         run.facts["train_samples"] + (run.facts["val_samples"] or 0) * bool(run.validated) for run in runs

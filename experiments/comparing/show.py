@@ -13,7 +13,6 @@ from superdl.experiments.reporting.page import (
     Table,
     draw_bars,
     facts_table,
-    height_of_bars,
     number,
     plot_of,
     render,
@@ -146,7 +145,7 @@ def _plot(comparison: Comparison) -> Plot | None:
         f"Figures {_scope(comparison)}: bars show the median of the repeats, whiskers the range.",
         drawings,
         columns=min(2, len(drawings)),
-        row_in=height_of_bars(len(comparison.arms)),
+        row_in=0.9 + 0.34 * len(comparison.arms),
     )
 
 

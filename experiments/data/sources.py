@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from superdl.experiments.spec import DataSpec
-    from superdl.super_wire.ids import Versions
-
-_SCHEMES = ("file", "s3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +27,7 @@ class Source:
 
     url: str
     key_list: str | None = None
-    # As in SuperDataset. Without classes, they are those of the source.
-    alias: str | None = None
-    versions: Versions | None = None
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # by default, those of the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +45,9 @@ def prepare_data(data: DataSpec, log: Callable[[str], None] = lambda _: None) ->
     ``log`` receives progress messages while a set is drawn.
 
     Raises:
-        ConfigError: the scheme of a URL is not supported, or a set cannot be written.
+        ConfigError: a set cannot be written.
         SourceNotFoundError: a local directory does not exist.
-        SourceError: a directory contains something other than the set, or a damaged set.
+        SourceError: a directory contains something other than the set.
     """
     if data.train is None:
         if data.kind in PUBLISHED_SETS:
@@ -62,11 +56,11 @@ def prepare_data(data: DataSpec, log: Callable[[str], None] = lambda _: None) ->
             return _splits_of(_draw(data, MADE_SETS[data.kind], log))
         return _splits_of(make_digits(data.directory or "data/digits"))
     url = _source_url(data.train, "data.train")
-    train = Source(url, data.train_key_list, data.train_alias, data.versions)
+    train = Source(url, data.train_key_list)
     if data.val is None:
         return PreparedData(train, None)
     url = _source_url(data.val, "data.val")
-    return PreparedData(train, Source(url, data.val_key_list, data.val_alias, data.versions))
+    return PreparedData(train, Source(url, data.val_key_list))
 
 
 def _published_or_drawn(data: DataSpec, log: Callable[[str], None]) -> PreparedData:
@@ -103,15 +97,9 @@ def _splits_of(directory: Path) -> PreparedData:
 
 
 def _source_url(value: str, key: str) -> str:
-    scheme, separator, rest = value.partition("://")
-    if not separator:
-        return _existing(Path(value).expanduser(), key)
-    if scheme not in _SCHEMES:
-        raise ConfigError(f"{key} has the unknown scheme {scheme!r}. Use s3://bucket/prefix or file:///path.")
-    return _existing(Path(rest), key) if scheme == "file" else value
-
-
-def _existing(directory: Path, key: str) -> str:
+    if "://" in value and not value.startswith("file://"):
+        return value
+    directory = Path(value.removeprefix("file://")).expanduser()
     if not directory.is_dir():
         raise SourceNotFoundError(f"{key}: there is no directory {directory.absolute()}")
     return _file_url(directory)

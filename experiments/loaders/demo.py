@@ -207,7 +207,6 @@ def _measured(task: Task, store: str) -> list[Epoch]:
 
 
 def _open_pillow(task: Task) -> Any:
-    """Open a DataLoader as its documentation shows."""
     samples = list_samples(Source(f"file://{task.directory}"), "torch")
     return DataLoader(
         Subset(SourceFiles(samples), _chosen(len(samples), task.images)),
@@ -220,7 +219,6 @@ def _open_pillow(task: Task) -> Any:
 
 
 def _open_super(task: Task) -> Any:
-    """Open SUPER as its README shows."""
     recipe = Recipe.image(resize=_RESIZE, crop=_CROP)
     dataset = SuperDataset(task.directory, recipe=recipe, on_bad_sample="skip")
     chosen = Subset(dataset, _chosen(len(dataset), task.images))

@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from superdl.super_wire.errors import ConfigError, SourceNotFoundError
-from superdl.super_wire.ids import checked_naming
 from superdl.super_wire.objects import open_bucket, source_failures
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ class Samples:
             SourceForbiddenError: access is denied.
             SourceError: the read failed.
         """
-        if self.bucket.startswith("s3://"):
+        if not self.bucket.startswith("file://"):
             with source_failures(f"{self.bucket}/{self.keys[index]}"):
                 return bytes(open_bucket(self.bucket).read(self.keys[index]))
         path = f"{self.bucket.removeprefix('file://')}/{self.keys[index]}"
@@ -124,8 +123,7 @@ def list_samples(source: Source, kind: str) -> Samples:
     key_list = source.key_list
     if key_list is not None and "://" not in key_list:
         key_list = str(Path(key_list).expanduser())
-    naming = checked_naming(source.alias, source.versions)
-    catalog = list_source(source.url, key_list, naming=naming, classes=source.classes)
+    catalog = list_source(source.url, key_list, classes=source.classes)
     labels = catalog.labels
     named = catalog.classes and catalog.label_dtype == "int64"
     if not named or not isinstance(labels, np.ndarray) or catalog.members is not None:

@@ -46,8 +46,6 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         source.url,
         recipe=recipe,
         key_list=source.key_list,
-        alias=source.alias,
-        versions=source.versions,
         classes=source.classes or None,
         return_info=True,
         read_timeout=request.loader.read_timeout,

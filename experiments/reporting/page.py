@@ -197,11 +197,6 @@ def plot_of(
     return Plot(caption, "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode())
 
 
-def height_of_bars(bars: int) -> float:
-    """Return the height of a bar chart in inches."""
-    return 0.9 + 0.34 * bars
-
-
 def draw_bars(
     axes: Axes, *, title: str, label: str, bars: Mapping[str, float | None], spread: Sequence[Values] = ()
 ) -> None:

@@ -69,7 +69,6 @@ def run_page(run: RunFiles) -> str:
 
 
 def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield a spec's values as ``dotted.key=value``, without empty sections."""
     for name, value in mapping.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from superdl.cost.bill import RunBill
-    from superdl.experiments.monitoring import Utilization
+    from superdl.experiments.monitoring import PhaseUsage
     from superdl.experiments.records import EpochSummary, LoaderCounters, PassSummary, StepTime
     from superdl.experiments.reporting.run_files import Pass
 
@@ -179,7 +179,7 @@ class RunReport:
     learning: list[LearningPoint] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     executor: str | None = None
-    utilization: Utilization | None = None
+    phases: tuple[PhaseUsage, ...] | None = None
     loader_settings: dict[str, Any] = field(default_factory=dict)
     rest: LoaderCounters | None = None
     bill: RunBill | None = None
@@ -202,8 +202,7 @@ class RunReport:
     @property
     def first_batch_s(self) -> float | None:
         """Seconds from the run's start to its first training batch, or None if there was none."""
-        phases = () if self.utilization is None else self.utilization.phases
-        start = next((phase for phase in phases if phase.epoch is None), None)
+        start = next((phase for phase in self.phases or () if phase.epoch is None), None)
         if start is None or not self.epochs:
             return None
         return start.wall_s + self.epochs[0].train.first_batch_s
@@ -220,9 +219,12 @@ class RunReport:
             name: value if value is None or isinstance(value, bool | int | float | str) else str(value)
             for name, value in self.loader_settings.items()
         }
+        fields = asdict(self)
+        phases = fields.pop("phases")
         return {
             "format": REPORT_FORMAT,
-            **asdict(self),
+            **fields,
+            "utilization": phases and {"phases": phases},
             "loader_settings": settings,
             "val_accuracy": self.val_accuracy,
             "val_top5_accuracy": None if self.validation is None else self.validation.top5_accuracy,

@@ -13,8 +13,6 @@ from superdl.super_wire.waits import WAITS
 if TYPE_CHECKING:
     from superdl.experiments.reporting.run_files import Pass, RunFiles
 
-_MAX_ROWS = 40  # in a table by pass
-
 _Value = Callable[["Pass"], Cell]
 
 
@@ -82,14 +80,11 @@ def passes_table(run: RunFiles) -> Table | None:
 
 
 def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value]) -> Table | None:
-    """Build a table with a row per pass, without empty columns and without the rows in the middle."""
+    """Build a table with a row for each pass, without empty columns. Return None without passes."""
     columns = {head: [value(epoch_pass) for epoch_pass in passes] for head, value in values.items()}
     columns = {head: cells for head, cells in columns.items() if any(cell is not None for cell in cells)}
     names = [epoch_pass.name for epoch_pass in passes]
     rows: list[Sequence[Cell]] = list(zip(names, *columns.values(), strict=True))
-    if len(rows) > _MAX_ROWS:
-        half = _MAX_ROWS // 2
-        rows[half:-half] = [(f"{len(rows) - _MAX_ROWS} more", *[""] * len(columns))]
     return Table(caption, ("pass", *columns), rows) if rows else None
 
 

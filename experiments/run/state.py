@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from dataclasses import asdict
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from superdl.experiments.training.device import compute_type, strategy_name
 from superdl.super_wire.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import torch
@@ -72,9 +73,10 @@ class RunState(Listener):
             spec.write(directory / "spec.yaml")
         self._write()
 
-    def note(self, line: str) -> None:
-        """Add a line to the report."""
+    def note(self, line: str, print_line: Callable[[str], None] = lambda _: None) -> None:
+        """Add a line to the report, and print it."""
         self.report.notes = (*self.report.notes, line)
+        print_line(line)
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # a listener's signature
         """Store the pass's number of steps."""
@@ -104,7 +106,7 @@ class RunState(Listener):
     def _write(self) -> None:
         report = self.report
         report.wall_s = time.perf_counter() - self._start_s
-        report.utilization = None if self.monitor is None else self.monitor.utilization()
+        report.phases = None if self.monitor is None else self.monitor.phases()
         report.step_times = () if self.step_times is None else tuple(self.step_times.times)
         report.bill = bill_of(
             [_use_of(epoch) for epoch in report.epochs],
@@ -158,7 +160,7 @@ class RunState(Listener):
 
 def _use_of(epoch: EpochSummary) -> EpochUse:
     """Return an epoch's usage for the bill. Counts missing from a pass are included in the next one."""
-    passes = [epoch_pass for _, epoch_pass in epoch.splits()]
+    passes = [epoch_pass for epoch_pass in (epoch.train, epoch.val) if epoch_pass is not None]
     counted = added([epoch_pass.job for epoch_pass in passes if epoch_pass.job is not None])
     wall_s = sum(epoch_pass.wall_s for epoch_pass in passes)
     return EpochUse(epoch.epoch, wall_s, epoch.train.samples, counted)
@@ -220,5 +222,4 @@ def resume(
             trainer.best = None
             notes.append(f"there is no {BEST} beside it, so earlier epochs do not count for the best one")
     for note in notes:
-        state.note(note)
-        say(console, note)
+        state.note(note, partial(say, console))

@@ -22,7 +22,6 @@ from superdl.experiments.monitoring import UtilizationMonitor, gpu_meter
 from superdl.experiments.output import new_directory
 from superdl.experiments.run.listeners import Progress, StepTimes
 from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, resume
-from superdl.experiments.spec import MODEL_DIR
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
@@ -84,10 +83,22 @@ def _train(state: RunState, console: Console) -> None:
         state.report.model = f"{spec.model.name}, {f'weights of {weights}' if weights else 'not pretrained'}"
         print_line(f"model {state.report.model}")
         state.report.executor = executor_of(spec)
-        monitor = _monitor(state, stack)
+        try:
+            gpu = gpu_meter(state.device)
+        except ConfigError as error:
+            gpu = None
+            state.note(str(error))
+        state.monitor = UtilizationMonitor(gpu)
+        stack.callback(state.monitor.close)  # after everything else
         train, val = _loaders(state, stack, print_line)
         facts = facts_of(state, train, val)
         checkpoints = checkpoints_of(state, train, facts)
+        listeners: list[Listener] = [state.monitor, state]
+        if spec.training.print_every is not None:
+            state.step_times = StepTimes(spec.training.print_every, print_line)
+            listeners.append(state.step_times)
+        if ranks.leads:
+            listeners.append(Progress(print_line, spec.epochs))
         trainer = Trainer(
             _model(state, print_line),
             train,
@@ -95,7 +106,7 @@ def _train(state: RunState, console: Console) -> None:
             spec,
             device=state.device,
             ranks=ranks,
-            listeners=[monitor, *_listeners(state, print_line)],
+            listeners=listeners,
             checkpoints=checkpoints,
             stop=stack.enter_context(StopRequest(ranks)),
         )
@@ -103,9 +114,6 @@ def _train(state: RunState, console: Console) -> None:
         if spec.training.resume is not None:
             resume(state, trainer, facts, checkpoints, console)
         trainer.fit()
-        models = os.environ.get(MODEL_DIR)
-        if checkpoints is not None and ranks.leads and models:
-            checkpoints.copy_model(Path(models, state.directory.name))
 
 
 def _loaders(
@@ -115,8 +123,7 @@ def _loaders(
     spec, ranks, report = state.spec, state.ranks, state.report
     data = images_of(spec, ranks, print_line)
     if data.note is not None:
-        state.note(data.note)
-        print_line(data.note)
+        state.note(data.note, print_line)
     functions = "" if report.executor is None else f", functions: {report.executor}"
     print_line(f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
 
@@ -163,30 +170,8 @@ def _model(state: RunState, print_line: Callable[[str], None]) -> nn.Module:
     if spec.model.weights is not None:
         with ranks.one_of_each_host_first():
             note = load_weights(model, spec.model.weights, spec.model.weights_from)
-        state.note(note)
-        print_line(note)
+        state.note(note, print_line)
     return model
-
-
-def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
-    gpu = None
-    try:
-        gpu = gpu_meter(state.device)
-    except ConfigError as error:
-        state.note(str(error))
-    monitor = state.monitor = UtilizationMonitor(gpu)
-    stack.callback(monitor.close)
-    return monitor
-
-
-def _listeners(state: RunState, print_line: Callable[[str], None]) -> list[Listener]:
-    listeners: list[Listener] = [state]
-    if state.spec.training.print_every is not None:
-        state.step_times = StepTimes(state.spec.training.print_every, print_line)
-        listeners.append(state.step_times)
-    if state.ranks.leads:
-        listeners.append(Progress(print_line, state.spec.epochs))
-    return listeners
 
 
 # ----------------------------------------------------------------- parts of a run, for other commands too
@@ -266,7 +251,6 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_STEP_MODULES]
-        else:
+        os.environ.pop(_STEP_MODULES)
+        if before is not None:
             os.environ[_STEP_MODULES] = before

@@ -1,4 +1,4 @@
-"""``superdl advise``: predict a run from a short probe, without validation, and its most useful change."""
+"""Predict a run from a short probe, without validation, and its most useful change: ``superdl advise``."""
 
 from __future__ import annotations
 
@@ -96,7 +96,6 @@ def advice_of(measured: SimulationSpec, epochs: float | None = None) -> Advice:
 
 
 def _changes(measured: SimulationSpec) -> Iterator[tuple[str, SimulationSpec]]:
-    """Yield possible changes, each with the resulting spec."""
     (data,), (job,) = measured.datasets, measured.jobs
     more = 2 * measured.functions.concurrency
     yield (
@@ -258,7 +257,6 @@ def _endless(loader: Loader) -> Iterator[Batch]:
 
 
 def _read(batches: Iterator[Batch]) -> list[tuple[int, BatchMetrics]]:
-    """Read batches for some seconds, and return each one's number of samples and metrics."""
     read: list[tuple[int, BatchMetrics]] = []
     until_s = time.monotonic() + _READING_S
     while time.monotonic() < until_s or not any(samples for samples, _ in read):

@@ -129,7 +129,6 @@ class StoreModel:
             self._fill(model, rng)
 
     def _fill(self, model: WorldModel, rng: np.random.Generator) -> None:
-        """Write packs of some samples, as by earlier coordinators."""
         for data in model.datasets.values():
             if data.random:
                 continue

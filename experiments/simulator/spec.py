@@ -19,11 +19,11 @@ from superdl.experiments.schema import (
     AtLeastZero,
     NonNegativeNumber,
     PositiveNumber,
-    SpecFolder,
     Text,
     apply_overrides,
     build,
     one_of,
+    opened_spec,
 )
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 from superdl.super_wire.errors import ConfigError
@@ -31,7 +31,7 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_SPECS = SpecFolder(Path(__file__).parent / "specs")
+_SPECS = Path(__file__).parent / "specs"
 _GB = 2**30
 _READ_TIMEOUT_S = 3600.0
 _HEARTBEAT_S = 2.0  # interval of a sampler's reports of its progress
@@ -164,7 +164,7 @@ def load_spec(name: str | Path, overrides: Iterable[str] = ()) -> SimulationSpec
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
     """
-    with _SPECS.opened(name) as mapping:
+    with opened_spec(name, _SPECS) as mapping:
         return build(SimulationSpec, apply_overrides(mapping, overrides))
 
 

@@ -138,19 +138,15 @@ class TrainerModel:
         self._continue()
 
     def _placed(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of samples that the coordinator has located in the store."""
         samples = self.world.core.state.sets.get(SetKey(self.script.dataset, EVERY_EPOCH))
         if samples is None or not self._sees_store:
             return np.zeros(indices.size, dtype=np.bool_)
         return samples.stored(indices)
 
     def _report_progress(self, start: int) -> None:
-        yielded, requested = min(self._yielded, self._requested), self._requested
-        self.world.post(
-            BatchesAsked(
-                self.script.name, self.rank, self._epoch, start, requested, yielded, self._sees_store
-            )
-        )
+        stop, yielded = self._requested, min(self._yielded, self._requested)
+        event = BatchesAsked(self.script.name, self.rank, self._epoch, start, stop, yielded, self._sees_store)
+        self.world.post(event)
 
     def _heartbeat(self) -> None:
         if not self.done:
@@ -172,11 +168,8 @@ class TrainerModel:
             self._read_next()
         # Request the next page when half of this one remains.
         page_is_low = self._requested - self._yielded <= script.page // 2
-        if (
-            page_is_low
-            and self._requested < script.plan_of(self._epoch).batches_per_epoch
-            and not self._requesting
-        ):
+        is_last = self._requested == script.plan_of(self._epoch).batches_per_epoch
+        if page_is_low and not is_last and not self._requesting:
             self._requesting = True
             self.world.after(_CALL_S, partial(self._request_page, self._number))
         if self._consumed in self._ready and not self._busy:

@@ -80,28 +80,9 @@ class Checkpoints:
         best = resumed.with_name(BEST)
         if not best.is_file():
             return False
-        _copy(best, self.directory / BEST)
+        with _replacing(self.directory / BEST) as file, best.open("rb") as content:
+            shutil.copyfileobj(content, file)
         return True
-
-    def copy_model(self, directory: Path) -> None:
-        """Copy the best checkpoint, or else the last one, into ``directory``.
-
-        Raises:
-            ConfigError: there is neither, or it cannot be written.
-        """
-        best = self.directory / BEST
-        kept = best if best.is_file() else self.directory / LAST
-        if not kept.is_file():
-            raise ConfigError(
-                f"there is no checkpoint to copy to {directory}. Set training.checkpoint_every to at most "
-                "epochs."
-            )
-        _copy(kept, directory / kept.name)
-
-
-def _copy(source: Path, target: Path) -> None:
-    with _replacing(target) as file, source.open("rb") as content:
-        shutil.copyfileobj(content, file)
 
 
 @contextlib.contextmanager

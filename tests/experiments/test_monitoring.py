@@ -31,7 +31,7 @@ def test_the_thread_samples_the_gpu_in_each_phase():
     monitor.on_pass_start(0, "train", 1)
     monitor.close()
     assert "superdl-utilization" not in {thread.name for thread in threading.enumerate()}
-    start, train = monitor.utilization().phases
+    start, train = monitor.phases()
     assert start.samples + train.samples == len(readings) + 1, "both include the sample between them"
     assert train.gpu_memory_bytes_max == 1000 * len(readings)
     assert start.gpu_percent == (start.samples + 2) / 2, "the first reading covers the time before"

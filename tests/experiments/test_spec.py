@@ -32,7 +32,7 @@ def test_a_spec_survives_yaml_with_its_arms_as_they_are(tmp_path):
     ("overrides", "message"),
     [
         (["loader.batchsize=2"], r"unknown key loader\.batchsize \(did you mean loader\.batch_size\?\)"),
-        (["loader.batch_size=0"], r"loader\.batch_size must be at least 1, not 0"),
+        (["loader.batch_size=0"], r"loader\.batch_size must be greater than or equal to 1, not 0"),
         (["optimizer.warmup_epochs=1"], r"warmup_epochs: a one_cycle schedule has its own warm-up"),
         (["loader.kind=supr"], r"loader\.kind must be one of super, .*, not 'supr' \(did you mean super\?\)"),
         (["name=a/b"], r"name must not be 'a/b'"),
@@ -40,9 +40,8 @@ def test_a_spec_survives_yaml_with_its_arms_as_they_are(tmp_path):
         (["data.val=x"], r"data\.val is set without data\.train"),
         (["data.kind=mnist", "data.train=x"], r"data\.kind mnist has its own images"),
         (["data.samples=5"], r"data\.samples applies only to drawn sets, not to data\.kind auto"),
-        (["data.train=x", "data.train_alias=my/pets"], r"data\.train_alias: an alias must"),
         (["trials.a/b={}"], r"trials\.a/b .*, not 'a/b'"),
-        (["loader.batch_size"], r"'loader\.batch_size': use key\.key=value"),
+        (["loader.batch_size"], r"'loader\.batch_size'\. Use key\.key=value"),
         (["name={a: b"], "cannot read the value of name as YAML"),
     ],
 )

@@ -18,7 +18,7 @@ from tests.fixtures.pages import read_page
 def spec_of(*words):
     parser = argparse.ArgumentParser()
     experiment_commands.add_run(parser)
-    return experiment_commands.spec_of(parser.parse_args(["digits", *words]), {})
+    return experiment_commands.spec_of(parser.parse_args(["digits", *words]))
 
 
 def test_keys_are_options_in_the_order_of_the_command_line():

@@ -1,4 +1,4 @@
-"""Functions of the simulated world: cold starts, the ramp, refusals, queues, bills."""
+"""Simulated functions: cold starts, the ramp, refusals, queues and bills."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ LAMBDA = FunctionsModel(
 
 
 class Bench:
-    """A world without jobs, whose functions are asked directly."""
+    """A world without jobs, to send requests to its functions."""
 
     def __init__(self, functions):
         self.world = World(WorldModel(1, CoreSettings(10**9), functions, {b"a": DATA}, ()))
@@ -47,7 +47,7 @@ class Bench:
         return len(failed)
 
 
-def test_a_first_request_starts_cold_and_a_second_one_finds_it_warm():
+def test_only_the_first_request_starts_cold():
     bench = Bench(LAMBDA)
     bench.ask(5)
     bench.ask(5, at_s=20.0)
@@ -59,29 +59,24 @@ def test_a_first_request_starts_cold_and_a_second_one_finds_it_warm():
     assert (second.source_requests, second.source_bytes) == (5, 3500)
 
 
-def test_the_ramp_is_a_burst_and_then_a_rate():
+def test_cold_starts_are_limited_to_a_burst_and_a_rate():
     bench = Bench(LAMBDA)
     for _ in range(6):
         bench.ask(50)
-    bench.ask(50, at_s=2.5)
-    bench.ask(50, at_s=2.5)
-    bench.ask(50, at_s=2.5)
+    for _ in range(3):
+        bench.ask(50, at_s=2.5)
     bench.run()
     assert bench.throttled() == 2 + 1
     assert bench.world.executors[0].usage.functions_peak == 6
 
 
-def test_what_waits_too_long_in_line_has_expired():
+def test_requests_that_run_or_wait_too_long_fail():
     bench = Bench(FunctionsModel(1, overhead_s=61.0, spread=0.0))
-    bench.ask(3)
-    bench.ask(3)
-    bench.ask(3)
+    for _ in range(3):
+        bench.ask(3)
     events = bench.run()
-    assert isinstance(events[0], RequestFailed), "longer than it may take"
-    assert events[-1].source_requests == 0
-
-
-def test_functions_that_time_out_are_billed():
+    assert isinstance(events[0], RequestFailed)
+    assert events[-1].source_requests == 0, "it expired in the queue"
     bench = Bench(LAMBDA)
     bench.ask(50, expires_in_s=0.8)
     (event,) = bench.run()
