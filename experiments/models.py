@@ -194,7 +194,6 @@ def declare_operators() -> None:
 
 _MAX_REASON = 500  # characters
 _NESTED = ("model", "state_dict")
-_PREFIXES = ("module.", "network.")  # of DistributedDataParallel, and of NormalisedNetwork
 
 
 def load_weights(model: nn.Module, place: str, source: str | None = None) -> str:
@@ -207,8 +206,6 @@ def load_weights(model: nn.Module, place: str, source: str | None = None) -> str
         ConfigError: the file is missing, damaged, contains code, or does not match the model.
     """
     network = model.network if isinstance(model, NormalisedNetwork) else model
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"{type(network).__name__} is not a module")
     weights = _read(Path(place).expanduser(), source)
     mine = network.state_dict()
     linear = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
@@ -257,7 +254,9 @@ def _read(path: Path, source: str | None) -> dict[str, Tensor]:
             break
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"model.weights: {path} contains {type(content).__name__} instead of a state dict")
-    return {_bare(str(name)): value for name, value in content.items() if isinstance(value, Tensor)}
+    # Prefixes of DistributedDataParallel and NormalisedNetwork.
+    names = {name: str(name).removeprefix("module.").removeprefix("network.") for name in content}
+    return {names[name]: value for name, value in content.items() if isinstance(value, Tensor)}
 
 
 def _loaded(path: Path) -> Any:
@@ -267,9 +266,3 @@ def _loaded(path: Path) -> Any:
         return load_file(path)
     # weights_only: nothing in a file is executed.
     return torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251  # weights_only
-
-
-def _bare(name: str) -> str:
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from superdl.experiments.records import EpochSummary
 
 _INTERVAL_S = 1.0
-_MAX_SHARE = 0.01  # of a core for the thread, which sleeps longer after a costly sample
 
 # In the order of tables.
 GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "other")
@@ -220,13 +219,9 @@ class UtilizationMonitor(Listener):
         self._turn(None)
 
     def _run(self) -> None:
-        rest_s = self._interval_s
-        while not self._ended.wait(rest_s):
-            began_s = time.thread_time()
+        while not self._ended.wait(self._interval_s):
             with self._lock:
                 self._sample()
-            # Sampling takes at most a hundredth of a core.
-            rest_s = max(self._interval_s, (time.thread_time() - began_s) / _MAX_SHARE)
 
     def _turn(self, phase: tuple[int | None, str] | None) -> None:
         with self._lock:

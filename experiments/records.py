@@ -27,12 +27,6 @@ LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
 class LoaderCounters(WorkCounters):
     """One reading of a job's counters, or the difference of two."""
 
-    # Of this process: requests for pages of the plan, and the time that the loop waited for a page.
-    status_calls: int = 0
-    status_s: float = 0.0
-    status_cpu_s: float = 0.0
-    status_wait_s: float = 0.0
-
     @property
     def recent_stalls(self) -> tuple[()]:
         """Always empty: loaders without a coordinator do not report stalls."""

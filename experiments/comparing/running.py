@@ -40,10 +40,6 @@ if TYPE_CHECKING:
 _GRACE_S = 0.1  # no process uses the services after the last trial
 
 
-class ComparisonFailedError(SuperError):
-    """A run of a comparison failed. The message contains its last lines."""
-
-
 def compare(spec: Spec, *, arms: Sequence[str] | None = None, console: Console) -> Comparison:
     """Run the arms of ``spec`` interleaved, and print, write and return the comparison.
 
@@ -56,8 +52,7 @@ def compare(spec: Spec, *, arms: Sequence[str] | None = None, console: Console) 
 
     Raises:
         ConfigError: the spec of an arm or a trial is invalid. Nothing was run.
-        ComparisonFailedError: a run failed.
-        SuperError: the data or the shared services are not available.
+        SuperError: a run failed, or the data or the shared services are not available.
         KeyboardInterrupt: the user interrupted.
     """
     chosen = arms_of(spec, arms)
@@ -131,7 +126,7 @@ def _run_round(turn: Round, arm: Arm, folder: Path) -> RoundMeasured:
         start_s = time.time() - begun_at_s
         run_together(runs)
         if any(run.code for run in runs):
-            raise ComparisonFailedError(_failure(runs, folder))
+            raise SuperError(_failure(runs, folder))
         used = {}
         if services is not None:
             with contextlib.suppress(psutil.NoSuchProcess):  # a restarted coordinator
@@ -183,8 +178,6 @@ def _children_cpu_s() -> float:
 
 
 class _Services(NamedTuple):
-    """Services of a round: the coordinator's address, and the processes."""
-
     address: str
     processes: ProcessGroups
 

@@ -108,16 +108,9 @@ def make_set(
 ) -> Path:
     """Draw a set as ``train/<class>/*`` and ``val/<class>/*`` in ``directory``, and return its path.
 
-    If the directory contains exactly this set, it is not modified. Equal ``samples`` and ``seed`` give
-    identical files for any number of threads.
-
-    Args:
-        made: the set.
-        directory: where to write it.
-        samples: the number of training images, by default all.
-        seed: the seed of all random draws.
-        threads: by default one per core.
-        log: receives progress messages.
+    If the directory contains exactly this set, it is not modified. ``samples`` is the number of training
+    images, by default all. Equal ``samples`` and ``seed`` give identical files for any number of ``threads``,
+    by default one per core. ``log`` receives progress messages.
 
     Raises:
         ConfigError: there are fewer samples than classes, or the directory cannot be written.
@@ -159,7 +152,7 @@ def _draw(
     def draw_some(split: str, start: int, digits: int) -> int:
         indices = range(start, min(start + _CHUNK, counts[split]))
         for index in indices:
-            folder = f"{root}/{split}/{made.class_name(label_of(made, index))}"
+            folder = f"{root}/{split}/{made.class_name(index % made.classes)}"
             content = picture_file(made, seed, split, index)
             with open(f"{folder}/{index:0{digits}d}.{made.extension}", "wb") as file:  # noqa: PTH123  # faster than Path
                 file.write(content)
@@ -221,11 +214,6 @@ def picture_file(made: MadeSet, seed: int, split: str, index: int) -> bytes:
     return content.getvalue()
 
 
-def label_of(made: MadeSet, index: int) -> int:
-    """Return the class of a split's ``index``-th picture."""
-    return index % made.classes
-
-
 def colour_mode(made: MadeSet, index: int) -> str:
     """Return a picture's colour mode. Modes other than RGB are spread evenly over a split."""
     if made.grey or _falls_on(made.grey_share, index):
@@ -240,7 +228,7 @@ def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[
     width, height = made.sizes[int(random.integers(len(made.sizes)))]
     bank = _noise_bank(seed, max(_BANK_SIDE, 2 * max(width, height)))
     noise = [_cut(plane, random, height, width) for plane in bank]
-    figure, texture = _figure_and_texture(label_of(made, index), random, width, height)
+    figure, texture = _figure_and_texture(index % made.classes, random, width, height)
     brightness = 128.0 + random.uniform(-22, 22) + 40.0 * noise[0]
     brightness += np.float32(made.contrast * random.uniform(28, 48)) * texture
     # Independent of the class, of which the mean colour must reveal nothing.

@@ -43,13 +43,13 @@ def push(
     if not bucket.startswith("s3://"):
         raise ConfigError(f"the target must be s3://bucket/prefix, not {url!r}")
     client, prefix = open_bucket(bucket), f"{prefix.strip('/')}/".lstrip("/")
-    files = all_bytes = 0
-    # For the totals, and to find entries that cannot be sent before any upload.
-    for _, sizes in _folders(directory):
-        files, all_bytes = files + len(sizes), all_bytes + sum(sizes.values())
+    # Read all folders first, to find entries that cannot be sent before any upload.
+    folders = list(_folders(directory))
+    files = sum(len(sizes) for _, sizes in folders)
+    all_bytes = sum(sum(sizes.values()) for _, sizes in folders)
     counts, failures = {"files": files, "sent": 0, "there": 0, "bytes": 0}, list[str]()
     with ThreadPoolExecutor(workers) as pool:
-        for folder, sizes in _folders(directory):
+        for folder, sizes in folders:
             below = prefix + "".join(f"{part}/" for part in folder.relative_to(directory).parts)
             # Listing each folder bounds memory and saves a request per file.
             known = _objects(client, below)

@@ -5,7 +5,6 @@ A user's set is never modified. Files that it lacks are written to ``<directory>
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,8 +68,6 @@ def _published_or_drawn(data: DataSpec, log: Callable[[str], None]) -> PreparedD
     prepared = None if made_in(place) is not None else find_published(data.kind, place)
     if prepared is not None:
         note = f"the images are {data.kind} as published, in {place}"
-        if data.samples is not None:
-            note += "; all of them, because data.samples applies only to drawn sets"
         if prepared.val is None:
             note += "; there are no validation images"
         return replace(prepared, note=note)
@@ -150,12 +147,8 @@ def find_published(name: str, directory: Path) -> PreparedData | None:
 def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
     """Return the first of ``names`` that contains folders other than ``images``."""
     for name in names:
-        try:
-            with os.scandir(directory / name) as entries:
-                if any(entry.is_dir() and entry.name != "images" for entry in entries):
-                    return directory / name
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+        if any(entry.is_dir() and entry.name != "images" for entry in (directory / name).glob("*")):
+            return directory / name
     return None
 
 

@@ -35,11 +35,8 @@ def manifest_of(directory: Path) -> dict[str, Any] | None:
 def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Callable[[Path], None]) -> None:
     """Write a directory unless it exists with the same manifest. Concurrent processes wait.
 
-    Args:
-        target: the directory.
-        manifest: JSON values that determine the content. They are stored in the directory.
-        what: the name of the content in messages.
-        fill: a function that writes the content into an empty directory.
+    ``manifest``, of JSON values that determine the content, is stored in the directory. ``fill`` writes the
+    content into an empty directory. Messages call the content ``what``.
 
     Raises:
         SourceError: the directory contains something else.

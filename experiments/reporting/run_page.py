@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import yaml
 
 from superdl.experiments.output import write_whole
 from superdl.experiments.reporting.page import (
@@ -20,7 +22,6 @@ from superdl.experiments.reporting.run_report import findings, tiles
 from superdl.experiments.reporting.tables import run_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 _MAX_POINTS = 320  # in a plot; more would not be visible
@@ -63,17 +64,9 @@ def run_page(run: RunFiles) -> str:
         of_rank_0=f" This covers rank 0 of {run.ranks}, and all that it started." if run.ranks > 1 else "",
         bill=facts["bill"],
         settings=facts_table(f"Settings of loader {loader}", settings) if settings else None,
-        spec_lines="\n".join(_leaves(facts["spec"])),
+        spec=yaml.safe_dump(facts["spec"], sort_keys=False),
         environment=environment,
     )
-
-
-def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in mapping.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}={'null' if value is None else value}"
 
 
 # ----------------------------------------------------------------------------------------------- plot

@@ -185,11 +185,6 @@ def advise(spec: Spec, log: Callable[[str], None], ranks: int = 1) -> Advice:
         ConfigError: the loader is not SUPER, or this process is one of several ranks.
         SuperError: the data, the loader or the device is not available.
     """
-    return advice_of(*_probe(spec, log, ranks))
-
-
-def _probe(spec: Spec, log: Callable[[str], None], count: int) -> tuple[SimulationSpec, float]:
-    """Return the measured run, and its number of epochs, with short epochs as fractions."""
     if process_rank().replicas > 1:
         raise ConfigError(
             "superdl advise probes a single process, but this is one of several. Use --ranks, not torchrun."
@@ -199,10 +194,10 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> tuple[Simulati
             f"superdl advise predicts only SUPER, but loader.kind is {spec.loader.kind}. Use --set "
             "loader.kind=super."
         )
-    with begun(spec) as (ranks, device), ExitStack() as stack:
-        data = images_of(spec, ranks, log)
+    with begun(spec) as (rank, device), ExitStack() as stack:
+        data = images_of(spec, rank, log)
         on_gpu = device.type == "cuda"
-        loader = opened_loader(spec, data.train, ranks, log, training=True, pin_memory=on_gpu)
+        loader = opened_loader(spec, data.train, rank, log, training=True, pin_memory=on_gpu)
         stack.enter_context(closing(loader))
         batches = _endless(loader)
         # First without a model, whose steps would slow down reading.
@@ -219,11 +214,11 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> tuple[Simulati
     if kind is not None and kind.runs_on is RunsOn.THIS_HOST:
         # Count only functions with a core of their own while the model computes. Ranks with GPUs share
         # a host, ranks without one do not.
-        busy, cores = count if on_gpu else torch.get_num_threads(), len(os.sched_getaffinity(0))
+        busy, cores = ranks if on_gpu else torch.get_num_threads(), len(os.sched_getaffinity(0))
         functions = max(1, min(functions, cores - busy))
     steps = spec.training.steps_per_epoch
     record_bytes = max(1, sum(metrics.size_bytes for _, metrics in read) // samples)
-    epochs = spec.epochs if steps is None else spec.epochs * steps * count / len(loader)
+    epochs = spec.epochs if steps is None else spec.epochs * steps * ranks / len(loader)
     read_s = max(median(metrics.read_s for _, metrics in read), 1e-6)
     measured = SimulationSpec(
         datasets=(
@@ -236,7 +231,7 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> tuple[Simulati
         jobs=(
             JobSpec(
                 batch_size=spec.loader.batch_size,
-                replicas=count,
+                replicas=ranks,
                 step_s=step_s,
                 handover_s=handover_s,
                 epochs=math.ceil(epochs),
@@ -248,7 +243,7 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> tuple[Simulati
         cache=CacheSpec(budget_gb=stats.budget_bytes / _GB),
         store=_STORE if stats.store else StoreSpec(),
     )
-    return measured, epochs
+    return advice_of(measured, epochs)
 
 
 def _endless(loader: Loader) -> Iterator[Batch]:

@@ -220,7 +220,8 @@ class Trainer:
             self._keep(epoch, LAST, over=False)
 
     def _end(self, epoch: int, *, over: bool) -> NoReturn:
-        if self._batches.resumable:  # else the last epoch's checkpoint remains
+        # Otherwise the last epoch's checkpoint remains, because resuming here would repeat or miss samples.
+        if self._batches.step in (0, self._batches.steps) or self._batches.repeatable:
             self._keep(epoch, LAST, over=over)
         self._ranks.barrier()  # when one rank exits, torchrun ends the others, even while rank 0 writes
         raise Terminated

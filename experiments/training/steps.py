@@ -154,7 +154,9 @@ def take_step(
             logits, labels = logits[own], labels[own]
             loss = cross_entropy(logits, labels)
         correct = (logits.argmax(dim=1) == labels).sum()
-        correct5 = correct_within(_TOP, logits, labels)
+        correct5 = None
+        if logits.shape[1] > _TOP:
+            correct5 = (logits.topk(_TOP, dim=1).indices == labels.unsqueeze(1)).sum()
     samples = max(len(labels), 1)
     known = {name: getattr(metrics, name) for name in _BATCH_METRICS}
     known |= {
@@ -176,13 +178,6 @@ def take_step(
     return HeldStep(known, span)
 
 
-def correct_within(top: int, logits: Tensor, labels: Tensor) -> Tensor | None:
-    """Count labels among the ``top`` likeliest classes, or return None if there are only ``top`` or fewer."""
-    if logits.shape[1] <= top:
-        return None
-    return (logits.topk(top, dim=1).indices == labels.unsqueeze(1)).sum()
-
-
 class Batches:
     """The batches of an epoch and the position in it. Restarts the loader as often as ``steps`` requires."""
 
@@ -200,11 +195,6 @@ class Batches:
         self._passes = passes  # passes over the loader so far, the current one included
         self._returned = 0  # batches returned in the current pass
         self._iterator: Iterator[Batch] | None = None
-
-    @property
-    def resumable(self) -> bool:
-        """Whether a run can resume here without repeating or missing samples."""
-        return self.step in (0, self.steps) or self.repeatable
 
     def begin(self) -> None:
         """Begin an epoch, or continue the epoch of a loaded state."""

@@ -1,4 +1,4 @@
-"""``superdl demo``: what real processes measure, what it says of that, and the lines at its end."""
+"""``superdl demo``: measurements of real processes, and the script that it prints."""
 
 import json
 import os
@@ -18,7 +18,7 @@ IMAGES, READ, BROKEN = 40, 30, "cat/00002.jpg"
 
 @pytest.fixture
 def place():
-    """A short directory of temporary files, for unix sockets' paths have 107 bytes."""
+    """A directory with a short path, because paths of unix sockets have 107 bytes at most."""
     with tempfile.TemporaryDirectory(prefix="super-t-") as folder:
         yield Path(folder)
 
@@ -32,20 +32,20 @@ def python(*words, place):
 
 
 @pytest.mark.slow
-def test_both_read_the_same_images_and_super_decodes_each_once(place):
+def test_both_loaders_read_the_same_images_and_super_decodes_each_once(place):
     (write_images(place / "mine", IMAGES) / BROKEN).write_bytes(b"no image")
-    told = json.loads(python(SUPERDL, "demo", "mine", "--images", str(READ), "--json", place=place))
-    assert [epoch["images"] for epoch in told[PILLOW]] == [READ - 1] * 3
-    assert [epoch["images"] for epoch in told[SUPER]] == [READ - 1] * 3
-    assert [epoch["decodes"] for epoch in told[PILLOW]] == [READ - 1] * 3
-    assert [epoch["decodes"] for epoch in told[SUPER]] == [READ - 1, 0, 0]
-    assert all(epoch["cpu_s"] > 0 for epoch in told[PILLOW] + told[SUPER])
-    assert told[SUPER][0]["wall_s"] > told[SUPER][1]["wall_s"], "the first epoch has the start in it"
+    results = json.loads(python(SUPERDL, "demo", "mine", "--images", str(READ), "--json", place=place))
+    assert [epoch["images"] for epoch in results[PILLOW]] == [READ - 1] * 3
+    assert [epoch["images"] for epoch in results[SUPER]] == [READ - 1] * 3
+    assert [epoch["decodes"] for epoch in results[PILLOW]] == [READ - 1] * 3
+    assert [epoch["decodes"] for epoch in results[SUPER]] == [READ - 1, 0, 0]
+    assert all(epoch["cpu_s"] > 0 for epoch in results[PILLOW] + results[SUPER])
+    assert results[SUPER][0]["wall_s"] > results[SUPER][1]["wall_s"], "the first epoch includes start-up"
     assert [file.name for file in place.glob("super-demo-*")] == []
 
 
 @pytest.mark.slow
-def test_the_lines_run_as_they_are_printed(place):
+def test_the_printed_script_runs(place):
     directory = str(write_images(place / 'my "own" images', IMAGES))
     text = script_lines(directory).replace("...  #", "print(len(labels))  #")
     (place / "script.py").write_text(text)

@@ -13,12 +13,12 @@ from superdl.super_wire.source_url import join_url, split_url
 from tests.hostile.fuzz_wire import TEXTS, any_value, mutate
 
 _URLS = (
-    *(
-        b"s3://bucket/a b?x=1",
-        b"hf://datasets/o/n@refs%2Fpr%2F1/a/b@c",
-        b"hf://datasets/o/n@refs/convert/x/y",
-    ),
-    *(b"https://images.example.org:8443/a%20b/c", b"http://127.0.0.1:80/x", b"file://localhost/a"),
+    b"s3://bucket/a b?x=1",
+    b"hf://datasets/o/n@refs%2Fpr%2F1/a/b@c",
+    b"hf://datasets/o/n@refs/convert/x/y",
+    b"https://images.example.org:8443/a%20b/c",
+    b"http://127.0.0.1:80/x",
+    b"file://localhost/a",
 )
 _FILE = {"type": "file", "oid": "0" * 40, "size": 7, "path": "a/1.jpg", "lfs": {"oid": "1" * 64}}
 

@@ -68,9 +68,9 @@ _ODDS = {
 }
 IMAGES = 61
 _ACTS = (
-    *("kill_coordinator", "kill_function", "kill_loader_worker", "stop_coordinator", "stop_function"),
-    *("stop_cache", "restart_cache", "flush_cache"),
-)
+    "kill_coordinator", "kill_function", "kill_loader_worker", "stop_coordinator", "stop_function",
+    "stop_cache", "restart_cache", "flush_cache",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

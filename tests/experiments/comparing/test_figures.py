@@ -91,7 +91,6 @@ def test_shared_services_count_once_over_whole_rounds():
         ("images_per_s", {"a": (10.0, 30.0), "b": (20.0, 21.0)}, None),
         ("images_per_s", {"a": (10.0, 20.0), "b": (20.0, 30.0)}, None),  # touching ranges overlap
         ("images_per_s", {"a": (100.0,), "b": (100.2,)}, None),
-        ("images_per_s", {"a": (100.0,), "b": None}, None),
     ],
 )
 def test_a_figure_has_a_winner_unless_ranges_overlap(key, values, best):

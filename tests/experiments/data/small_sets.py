@@ -1,23 +1,15 @@
-"""Small sets, and images of a set in memory."""
+"""Small sets, and the files of a set."""
 
 from dataclasses import replace
 
-import numpy as np
 from PIL import Image
 
-from superdl.experiments.data.making import label_of, picture_pixels
 from superdl.experiments.image_sets import MADE_SETS
 
 
 def few_classes(name="tiny-imagenet-like", classes=4):
     """Return a set with fewer classes."""
     return replace(MADE_SETS[name], classes=classes)
-
-
-def drawn(made, split, count, seed=0):
-    """Return uint8 images [count, 3, height, width] and their labels."""
-    images = np.stack([picture_pixels(made, seed, split, index) for index in range(count)])
-    return images.transpose(0, 3, 1, 2), np.array([label_of(made, index) for index in range(count)])
 
 
 def files_of(directory):

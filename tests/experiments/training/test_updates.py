@@ -1,4 +1,4 @@
-"""Updates of a model, the cost of steps and passes, and the GPU of a rank."""
+"""Updates of a model, and the cost of steps and passes."""
 
 import json
 
@@ -6,10 +6,7 @@ import pytest
 import torch
 
 from superdl.experiments.spec import OptimizerSpec
-from superdl.experiments.training.device import pick_device
-from superdl.experiments.training.ranks import ProcessRank
 from superdl.experiments.training.steps import Updater
-from superdl.super_wire.errors import ConfigError
 from tests.experiments.small_runs import done, spec_of, the_run
 
 EPOCHS = 6
@@ -61,16 +58,3 @@ def test_steps_have_the_cost_of_their_samples_and_passes_the_cost_of_decoding(di
     ratios = {row["fetch_s"] / row["decode_s"] for row in rows}
     assert len(ratios) >= len({row["batch_id"] for row in rows}), "measured per sample"
     assert all((row["lr"] is None) == (row["split"] == "val") for row in rows)
-
-
-def test_each_rank_has_the_gpu_of_its_local_rank(monkeypatch):
-    selected = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", selected.append)
-    assert pick_device("auto", ProcessRank(3, 4, 1)) == torch.device("cuda", 1)
-    assert selected == [torch.device("cuda", 1)]
-    assert pick_device("cpu", ProcessRank(3, 4, 1)) == torch.device("cpu")
-    assert pick_device("cuda", ProcessRank()) == torch.device("cuda")
-    with pytest.raises(ConfigError, match=r"rank 2 has local rank 2, but its host has 2 GPU\(s\)"):
-        pick_device("auto", ProcessRank(2, 3, 2))
