@@ -62,9 +62,9 @@ def predict(spec: SimulationSpec) -> Prediction:
     return Prediction(
         virtual_s=world.now_s,
         images_per_s=_share(read, world.now_s),
-        stall_share=_mean([job.stall_share for job in begun]),
+        stall_share=fmean([job.stall_share for job in begun] or [0.0]),
         hit_rate=_share(sum(job.hit_rate * job.samples for job in jobs), read),
-        first_batch_s=_mean([job.first_batch_s for job in begun]),
+        first_batch_s=fmean([job.first_batch_s for job in begun] or [0.0]),
         functions_mean=_share(usage.gb_s / spec.functions.memory_gb, world.now_s),
         **{entry.name: getattr(usage, entry.name) for entry in fields(Work)},
         samples_read=read,
@@ -110,10 +110,6 @@ def _job(world: World, trainers: list[TrainerModel]) -> JobPrediction:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
-
-
-def _mean(values: list[float]) -> float:
-    return fmean(values) if values else 0.0
 
 
 def prediction_mapping(spec: SimulationSpec, prediction: Prediction) -> dict[str, Any]:

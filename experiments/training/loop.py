@@ -220,7 +220,7 @@ class Trainer:
             self._keep(epoch, LAST, over=False)
 
     def _end(self, epoch: int, *, over: bool) -> NoReturn:
-        # Otherwise the last epoch's checkpoint remains, because resuming here would repeat or miss samples.
+        # If resuming here would repeat or miss samples, the last epoch's checkpoint remains.
         if self._batches.step in (0, self._batches.steps) or self._batches.repeatable:
             self._keep(epoch, LAST, over=over)
         self._ranks.barrier()  # when one rank exits, torchrun ends the others, even while rank 0 writes

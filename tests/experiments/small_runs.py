@@ -73,14 +73,14 @@ def state_in(directory, name="last.pt"):
     return torch.load(directory / "checkpoints" / name, weights_only=True)
 
 
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+def same(first, second):
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(value, second[key]) for key, value in first.items())
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)
 
 
 def interrupted_after(count, monkeypatch):

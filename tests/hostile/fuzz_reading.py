@@ -231,7 +231,7 @@ def _read(rng, *, stream_faults, store=None):
         ref = ref_of(rng.randint(1, 40), "redis://127.0.0.1:1", position=rng.randrange(10**6))
         ids = [id_at(ref, offset) for offset in range(len(ref))]
         scripted.append(
-            ScriptedCache(rng, {cache_key(one): one for one in ids}, side, stream_faults=stream_faults)
+            ScriptedCache(rng, {cache_key(each): each for each in ids}, side, stream_faults=stream_faults)
         )
         packs = None if store is None else ScriptedPacks(rng, store, ref, side)
         if packs is not None:

@@ -54,13 +54,13 @@ def _answer(chance):
         headers[name] = chance.choice(odd)
     body = right if chance.random() < 0.9 else right[: chance.randint(0, len(right))]
     answer = Answer("https://h/x", 206 if "Content-Range" in headers else 200, headers, lambda: body, "")
-    told = []
+    counts = []
     try:
         version = _version(answer)
-        found = answer.content(span, told.append)
+        content = answer.content(span, counts.append)
     except ObjectError:
         return
-    assert (found, told) == (body, [len(body)])  # only spans can be checked for truncation
+    assert (content, counts) == (body, [len(body)])  # only spans can be checked for truncation
     assert body == right or span is None
     assert 0 < len(version) <= 256
 
@@ -71,8 +71,8 @@ def _listing(chance):
         entry[name] = any_value(chance)
     entry = entry if chance.random() < 0.9 else any_value(chance)
     try:
-        found = list(_file_in(entry))
-        for path, version, *_ in found:
+        files = list(_file_in(entry))
+        for path, version, *_ in files:
             assert version in {"0" * 40, "1" * 64}
             assert path
             assert not {"", ".", ".."} & set(checked_path(path).split("/"))

@@ -63,7 +63,7 @@ class Proxy:
         self._say("begin")
 
     def calm(self):
-        """Stop injecting faults and end silent connections. Return descriptions of the faults made."""
+        """Stop injecting faults and end silent connections. Return descriptions of the injected faults."""
         self._say("calm")
         return self._answer()
 
@@ -113,7 +113,7 @@ class Server:
         while word := await words.readline():
             self.going = word == b"begin\n"
             if not self.going:
-                for connection in [one for one in self.open if one.silent]:
+                for connection in [each for each in self.open if each.silent]:
                     connection.end(reset=True)
                 _tell(self.done)
 
@@ -157,7 +157,7 @@ class Connection:
         for writer in self._ends:
             if reset:
                 end = writer.get_extra_info("socket")
-                with contextlib.suppress(OSError):  # a unix socket has no reset, a closed one no options
+                with contextlib.suppress(OSError):  # not supported by unix sockets and closed sockets
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 writer.transport.abort()
             else:
@@ -281,8 +281,7 @@ class Way:
                 f"{fault} ({len(unit)} bytes, {unit[:24]!r})"
             )
             held, self._held = self._held, []
-            made = getattr(self, f"_{fault}")
-            await made(unit)
+            await getattr(self, f"_{fault}")(unit)
             for earlier in held:
                 self._write(earlier)
             return

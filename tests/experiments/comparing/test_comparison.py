@@ -45,8 +45,8 @@ def spec_of(colours, **sections):
 
 
 def the_directory(colours):
-    (made,) = (colours.parent / "runs").iterdir()
-    return made
+    (directory,) = (colours.parent / "runs").iterdir()
+    return directory
 
 
 @pytest.mark.parametrize(("trials", "whole"), [(["a", "b"], True), ([], False)])
@@ -76,16 +76,16 @@ def test_super_and_torch_side_by_side(colours, console):
         assert 0 <= figures.wait_percent <= 100
         assert figures.cpu_s > 0
         assert figures.wall_s > figures.first_batch_s
-    made = the_directory(colours)
+    directory = the_directory(colours)
     files = {"compare.json", "report.html", "runs", "spec.yaml"}
-    assert {entry.name for entry in made.iterdir()} == files
-    assert read_comparison(made) == report
-    run = next((made / "runs" / "02-torch").glob("colours-torch-*"))
+    assert {entry.name for entry in directory.iterdir()} == files
+    assert read_comparison(directory) == report
+    run = next((directory / "runs" / "02-torch").glob("colours-torch-*"))
     again = compare_runs([f"before={run}"])
     assert again.figures_of("before")[0].images_per_s == by_arm["torch"].images_per_s
-    (made / "report.html").unlink()
-    assert superdl(["report", str(made)]) == 0
-    page = read_page((made / "report.html").read_text())
+    (directory / "report.html").unlink()
+    assert superdl(["report", str(directory)]) == 0
+    page = read_page((directory / "report.html").read_text())
     assert page.headings == ["Side by side", "Every round", "What ran"]
     assert page.loads == []
     assert page.tables[0].head[2:] == ["super", "torch", "winner"]
@@ -105,10 +105,10 @@ def test_an_arm_may_have_its_own_command(colours, console):
         "two": {"launch": "torchrun --standalone --nproc-per-node 2", "loader.batch_size": 4},
     }
     report = compare(spec_of(colours, compare={"repeats": 1, "arms": arms}), console=console)
-    one, two = (report.figures_of(name)[0] for name in ("one", "two"))
-    assert two.decodes_per_image == 1.0
-    assert two.cpu_ms_per_image is None, "only rank 0 is measured"
-    assert two.cpu_s > one.cpu_s
+    single, double = (report.figures_of(name)[0] for name in ("one", "two"))
+    assert double.decodes_per_image == 1.0
+    assert double.cpu_ms_per_image is None, "only rank 0 is measured"
+    assert double.cpu_s > single.cpu_s
     (run,) = (the_directory(colours) / "runs" / "02-two").glob("colours-two-*")
     assert json.loads((run / "report.json").read_text())["ranks"] == 2
     failing = {"fails": {"launch": "env SUPER_TOKEN_FILE=/nowhere false"}}
@@ -175,8 +175,8 @@ def test_no_process_survives_an_interrupted_or_killed_comparison(colours, number
             for line in process.stdout:
                 if line.startswith("[2/4]"):
                     break
-            made = the_directory(colours)
-            wait_for_steps(process, [made / "runs" / "02-super" / name for name in ("a", "b")])
+            directory = the_directory(colours)
+            wait_for_steps(process, [directory / "runs" / "02-super" / name for name in ("a", "b")])
             family = psutil.Process(process.pid).children(recursive=True)
             assert len(family) >= 5, "two runs, coordinator, cache and worker at least"
             os.killpg(process.pid, number)
@@ -193,10 +193,10 @@ def test_no_process_survives_an_interrupted_or_killed_comparison(colours, number
             process.wait()
             process.stdout.close()
         assert not [path for path in Path(temporary).rglob("*") if path.is_socket()]
-    read = read_comparison(made)
+    read = read_comparison(directory)
     assert read.status == ("interrupted" if number == signal.SIGINT else "running")
     assert [turn.arm for turn in read.rounds] == ["torch"]
-    for report in (made / "runs" / "02-super").glob("*/*/report.json"):
+    for report in (directory / "runs" / "02-super").glob("*/*/report.json"):
         assert json.loads(report.read_text())["status"] == "interrupted"
 
 

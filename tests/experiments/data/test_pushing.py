@@ -8,7 +8,7 @@ from superdl.experiments.data import push
 from superdl.main import main
 from tests.experiments.data.small_sets import write_images
 
-NAMES = [f"train/{one}/{i}.JPEG" for one in ("ants", "bees") for i in range(20)] + [
+NAMES = [f"train/{name}/{i}.JPEG" for name in ("ants", "bees") for i in range(20)] + [
     "val/ants/0.png",
     "readme",
 ]

@@ -52,29 +52,29 @@ def test_the_files_of_a_run_are_uploaded_at_its_end(colours, object_store):
 def test_a_run_writes_all_files_into_one_directory(colours):
     console = quiet()
     report = run(spec_of(colours), console=console)
-    made = the_run(colours)
-    assert made.name.startswith("colours-2")
-    assert report.directory == str(made)
-    assert sorted(entry.name for entry in made.iterdir()) == [
+    directory = the_run(colours)
+    assert directory.name.startswith("colours-2")
+    assert report.directory == str(directory)
+    assert sorted(entry.name for entry in directory.iterdir()) == [
         "report.html",
         "report.json",
         "spec.yaml",
         "steps.jsonl",
     ]
-    assert load_spec(made / "spec.yaml") == spec_of(colours)
+    assert load_spec(directory / "spec.yaml") == spec_of(colours)
 
-    loaded = json.loads((made / "report.json").read_text())
+    loaded = json.loads((directory / "report.json").read_text())
     assert (loaded["status"], loaded["reason"], loaded["notes"]) == ("finished", None, [])
     assert loaded["model"] == "small_cnn, not pretrained"
     assert console.file.getvalue().startswith("model small_cnn, not pretrained\n")
-    assert "model small_cnn, not pretrained" in (made / "report.html").read_text()
+    assert "model small_cnn, not pretrained" in (directory / "report.html").read_text()
     assert (loaded["classes"], loaded["train_samples"], loaded["val_samples"]) == (["blue", "red"], 24, 8)
     assert len(loaded["epochs"]) == 2
     assert parse_spec(loaded["spec"]) == spec_of(colours)
     known = {"python", "torch_threads", "usable_cpus", "device", "packages", "cpu", "gpus"}
     assert known <= loaded["environment"].keys()
 
-    steps = [json.loads(line) for line in (made / "steps.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (directory / "steps.jsonl").read_text().splitlines()]
     assert [(step["epoch"], step["split"], step["samples"]) for step in steps] == [
         (epoch, split, 8) for epoch in range(2) for split in ("train", "train", "train", "val")
     ]

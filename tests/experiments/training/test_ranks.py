@@ -11,7 +11,7 @@ from superdl.experiments.run import run
 from superdl.experiments.spec import load_spec
 from tests.experiments.small_runs import CHANNELS, PIXELS, Ended, launch, write_colours
 
-TRAIN_PER_CLASS, VAL_PER_CLASS = 12, 5  # 36, in batches of 8 the last one short; 15, which two ranks pad
+TRAIN_PER_CLASS, VAL_PER_CLASS = 12, 5  # 36, whose last batch of 8 is short, and 15, which two ranks pad
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def about(colours, *more):
         "epochs=2",
         "loader.kind=torch",
         "loader.num_workers=0",
-        "model.name=vit_mini",  # no batch norm: ranks compute what one process with all of it does
+        "model.name=vit_mini",  # has no batch norm, so ranks compute the same as a single process
         "training.precision=float32",
         "optimizer.lr=0.001",
         *more,
@@ -92,7 +92,7 @@ def test_a_failed_rank_names_the_reason_and_ends_the_others(colours, tmp_path):
     (broken / "train" / "red" / "7.png").rename(broken / "val" / "red" / "7.png")  # an even number to share
     (broken / "val" / "red" / "7.png").write_bytes(
         b"no image"
-    )  # in key order the last one, so that of rank 1
+    )  # the last one in key order, which rank 1 reads
     ended = launch(2, tmp_path / "runs", *about(broken, "loader.batch_size=4"))
     assert ended.code == 1
     report = ended.report

@@ -18,16 +18,16 @@ def updater(model, spec, scaled_on=None):
 
 def test_a_step_with_gradients_that_are_not_finite_is_skipped():
     model = torch.nn.Linear(2, 2)
-    made = updater(model, OptimizerSpec(name="sgd", schedule="cosine"), "cpu")
-    before, lr = model.weight.detach().clone(), made.lr
+    scaled = updater(model, OptimizerSpec(name="sgd", schedule="cosine"), "cpu")
+    before, lr = model.weight.detach().clone(), scaled.lr
     loss = model(torch.ones(1, 2)).sum()
-    assert not made.update(loss * float("inf"))
+    assert not scaled.update(loss * float("inf"))
     assert torch.equal(model.weight, before)
-    assert made.lr == lr
-    assert made.update(model(torch.ones(1, 2)).sum())
+    assert scaled.lr == lr
+    assert scaled.update(model(torch.ones(1, 2)).sum())
     assert not torch.equal(model.weight, before)
-    assert made.lr < lr
-    state = made.state_dict()
+    assert scaled.lr < lr
+    state = scaled.state_dict()
     assert state["scaler"]["scale"] == 2**15, "halved once"
     again = updater(model, OptimizerSpec(name="sgd", schedule="cosine"), "cpu")
     again.load_state_dict(**state)
@@ -49,7 +49,7 @@ def test_steps_have_the_cost_of_their_samples_and_passes_the_cost_of_decoding(di
         for split in epoch
         if split in ("train", "val")
     ]
-    spent = sum(one["job"]["decode_s"] for one in passes)
+    spent = sum(each["job"]["decode_s"] for each in passes)
     if kind == "super":
         assert spent > 0.95 * min(own)
         assert spent < EPOCHS / 2 * max(own), "each sample is decoded once, plus hedges"
