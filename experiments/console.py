@@ -1,4 +1,4 @@
-"""Print lines and tables for all commands."""
+"""Console output of all commands: lines and tables."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Console(console.Console):
-    """Rich's console, which escapes control characters."""
+    """A rich console that escapes control characters."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Render a text or a table cell."""
-        # Keys, labels and names are data, and must not steer a terminal.
+        """Render text or a table cell."""
+        # Keys, labels and names are external data, and must not control the terminal.
         return super().render_str(shown_lines(text), **options)
 
 
 def say(to: console.Console, line: str) -> None:
-    """Print a line verbatim, without markup or wrapping."""
+    """Print a line without markup or wrapping."""
     to.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -36,12 +36,12 @@ def print_rows(
     rows: Iterable[Iterable[str]],
     *,
     title: str | None = None,
-    words: int = 1,
+    text_columns: int = 1,
 ) -> None:
-    """Print ``words`` columns of text, then figures, which are never truncated."""
+    """Print a table of ``text_columns`` columns of text, aligned left, then numbers, aligned right."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number < words else "right", overflow="fold")
+        table.add_column(head, justify="left" if number < text_columns else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     to.print(table)

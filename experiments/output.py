@@ -1,4 +1,4 @@
-"""Write the files of runs and comparisons: new directories, strict JSON, and logs of rows."""
+"""Output of runs and comparisons: new directories, strict JSON, and logs of rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def now_text() -> str:
-    """Return the current time in UTC, in seconds, as ISO 8601."""
+    """Return the current UTC time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def new_directory(output: str | Path, name: str) -> Path:
-    """Create ``<output>/<name>-<time>``, with a number if that exists, or raise ConfigError."""
+    """Create ``<output>/<name>-<time>``, adding a number if it exists. Raises ConfigError."""
     stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     number = 1
     while True:
@@ -30,11 +30,11 @@ def new_directory(output: str | Path, name: str) -> Path:
         try:
             directory.mkdir(parents=True)
         except FileExistsError:
-            # Another run started in the same second.
+            # Another run was started in the same second.
             number += 1
         except OSError as error:
             raise ConfigError(
-                f"cannot create {directory}: {error.strerror}; set output to a writable directory"
+                f"cannot create {directory}: {error.strerror}. Set output to a writable directory."
             ) from error
         else:
             return directory.resolve()
@@ -42,7 +42,7 @@ def new_directory(output: str | Path, name: str) -> Path:
 
 def _finite(value: object) -> object:
     if isinstance(value, float):
-        # Strict JSON has no NaN; every reader accepts null, such as for the loss of a diverged model.
+        # Strict JSON has no NaN, which is the loss of a model that diverged.
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
@@ -52,12 +52,12 @@ def _finite(value: object) -> object:
 
 
 def strict_json(value: object, *, indent: int | None = None) -> str:
-    """Return mappings, sequences and scalars as JSON text."""
+    """Return mappings, sequences and scalars as JSON. Numbers that are not finite become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
 def tell_json(value: object, *, shown: bool) -> None:
-    """Print a result if ``shown``."""
+    """Print a value as JSON if ``shown``."""
     if shown:
         sys.stdout.write(strict_json(value, indent=2) + "\n")
 
@@ -68,9 +68,9 @@ def write_json(value: object, path: Path) -> None:
 
 
 def write_whole(text: str, path: Path) -> None:
-    """Write a text file atomically: a reader sees either the old file or the new one."""
+    """Write a text file atomically: readers see either the old file or the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    # File names may contain bytes that are not text: escape them.
+    # Text may contain file names that are not valid UTF-8.
     partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     partial.replace(path)
 
@@ -79,12 +79,11 @@ class RowLog:
     """Append rows to ``<name>.jsonl`` in a directory, one per line."""
 
     def __init__(self, directory: Path, name: str) -> None:
-        # A worker forked meanwhile would inherit a buffer and write it again.
+        # Unbuffered, because forked workers would inherit a buffer and write it again.
         self._file = (directory / f"{name}.jsonl").open("wb", buffering=0)
 
     def write(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Append rows."""
-        # One write for the whole group.
+        """Append rows in a single write."""
         self._file.write("".join(strict_json(row) + "\n" for row in rows).encode())
 
     def close(self) -> None:

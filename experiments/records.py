@@ -1,4 +1,4 @@
-"""Measurements of a run and the causes of its stalls, as plain values. Does not need torch."""
+"""A run's measurements and causes of stalls, as plain values. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Counters since a job was opened, from the coordinator or a loader that decodes on its own.
+# Counters since a job was opened, from the coordinator or a loader without one.
 LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
 
 
@@ -27,27 +27,21 @@ LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
 class LoaderCounters(WorkCounters):
     """One reading of a job's counters, or the difference of two."""
 
-    # Of this process: calls for pages of the plan, and the loop's waiting for a page.
-    status_calls: int = 0
-    status_s: float = 0.0
-    status_cpu_s: float = 0.0
-    status_wait_s: float = 0.0
-
     @property
     def recent_stalls(self) -> tuple[()]:
-        """Always empty, because a loader that decodes on its own does not report stalls."""
+        """Always empty: loaders without a coordinator do not report stalls."""
         return ()
 
     @classmethod
     def read(cls, stats: LoaderStats) -> LoaderCounters:
-        """Copy the counters from a loader's statistics."""
+        """Copy the counters of a loader's statistics."""
         return cls(**{item.name: getattr(stats, item.name) for item in fields(cls)})
 
     def since(self, earlier: LoaderCounters) -> LoaderCounters:
-        """Return the counts since ``earlier``, even across a restart of the coordinator."""
-        # As in Prometheus: a counter that decreased was reset, so its whole value is new.
+        """Return the counts since ``earlier``, even if the coordinator was restarted in between."""
+        # As in Prometheus, a counter that decreased was reset, so all of its value is new.
         pairs = {item.name: (getattr(self, item.name), getattr(earlier, item.name)) for item in fields(self)}
-        # Dollars show no reset: they also fall when other jobs use the samples.
+        # Dollars do not show a reset, because they also decrease when other jobs use the samples.
         was_reset = any(now < before for name, (now, before) in pairs.items() if not name.endswith("usd"))
         return LoaderCounters(
             **{
@@ -58,7 +52,7 @@ class LoaderCounters(WorkCounters):
 
 
 def added(counters: Iterable[LoaderCounters]) -> LoaderCounters:
-    """Return the sum of the counters."""
+    """Return the sum of all counters."""
     parts = list(counters)
     return LoaderCounters(
         **{item.name: sum(getattr(part, item.name) for part in parts) for item in fields(LoaderCounters)}
@@ -66,26 +60,26 @@ def added(counters: Iterable[LoaderCounters]) -> LoaderCounters:
 
 
 class CountedLoader(Protocol):
-    """A source of a job's counters."""
+    """A loader that reports its job's counters."""
 
     def job_stats(self) -> LoaderStats:
         """Return the current counters."""
 
 
 class CounterLaps:
-    """Split a loader's counters into laps, of which the first begins with the job."""
+    """Split a loader's counters into laps. The first begins with the job."""
 
     def __init__(self, loader: CountedLoader) -> None:
         self._loader = loader
         self._last = LoaderCounters()
 
     def lap(self) -> LoaderCounters | None:
-        """Return the counts since the last lap, or None if the coordinator did not answer."""
+        """Return the counts since the last lap, or None if the coordinator did not respond."""
         try:
             now = LoaderCounters.read(self._loader.job_stats())
         except CoordinatorError as error:
             _log.warning("the coordinator returned no job statistics: %s", error)
-            # The next lap covers this one too.
+            # The next lap includes this one.
             return None
         lap, self._last = now.since(self._last), now
         return lap
@@ -115,30 +109,30 @@ class StepRecord:
     loss: float
     accuracy: float
     finished_at_s: float
-    # None for at most five classes, where it would always be 1.
+    # None for five classes or fewer, for which it would always be 1.
     top5_accuracy: float | None = None
     plan_epoch: int | None = None
     position: int | None = None
     straight: int = 0
     lr: float | None = None
-    # 1 if float16 gradients were not finite, so that no weight changed.
+    # 1 if the update was skipped because float16 gradients were not finite.
     skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Mean seconds of the ``steps`` training steps ending at ``step``. Steps count from 1 in each epoch."""
+    """Mean time of the ``steps`` training steps up to ``step``, which counts from 1 in each epoch."""
 
     epoch: int
     step: int
     steps: int
     mean_s: float
-    since_start_s: float = 0.0  # the mean of all steps of the epoch so far
+    since_start_s: float = 0.0  # mean time of all steps of the epoch so far
 
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """The stalled steps of a pass that have one cause, and the seconds they waited."""
+    """A pass's stalled steps with one cause, and their waiting time."""
 
     steps: int
     wait_s: float
@@ -146,7 +140,7 @@ class CauseTotal:
 
 @dataclass(frozen=True, slots=True)
 class StallSummary:
-    """The stalls of a pass. Its other steps were limited by computing."""
+    """A pass's stalls. All other steps were limited by computing."""
 
     steps: int
     stalled: int
@@ -156,7 +150,7 @@ class StallSummary:
 
 @dataclass(frozen=True, slots=True)
 class PassSummary:
-    """One pass over one split. Seconds overlap, so they need not add up to ``wall_s``."""
+    """One pass over one split. Times overlap, so they need not add up to ``wall_s``."""
 
     samples: int
     batches: int
@@ -171,7 +165,7 @@ class PassSummary:
     loss: float
     accuracy: float
     images_per_s: float
-    job: LoaderCounters | None  # in this lap; None if the coordinator did not report it
+    job: LoaderCounters | None  # in this pass; None if the coordinator did not respond
     top5_accuracy: float | None = None
     stalls: StallSummary | None = None  # of this rank's steps
     straight: int = 0
@@ -180,20 +174,15 @@ class PassSummary:
 
 @dataclass(frozen=True, slots=True)
 class EpochSummary:
-    """The training pass of an epoch and, with validation data, the validation pass."""
+    """An epoch's training pass and, if it was validated, its validation pass."""
 
     epoch: int
     train: PassSummary
     val: PassSummary | None
 
-    def splits(self) -> tuple[tuple[str, PassSummary], ...]:
-        """Return the passes as (name, summary) pairs."""
-        trained = ("train", self.train)
-        return (trained,) if self.val is None else (trained, ("val", self.val))
-
 
 class Listener:
-    """Base class of listeners for training events, called in the main thread. It ignores all events."""
+    """Base class of listeners for training events. Methods are called in the main thread."""
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
         """Handle the start of a pass over ``split`` (train or val)."""
@@ -205,14 +194,14 @@ class Listener:
         """Handle the end of an epoch, validation included."""
 
 
-# Fields of a pass that are sums over its steps, and means weighted by their samples.
+# Fields of a pass: sums over its steps, and means weighted by samples.
 COUNTS = ("samples", "hits", "misses", "straight", "size_bytes")
 SECONDS = ("wait_s", "read_s", "compute_s")
 _MEANS = ("loss", "accuracy", "top5_accuracy")
 
 
 class PassTotals:
-    """Sums over the steps of a pass. Those in ``_MEANS`` are weighted by samples."""
+    """Sums over a pass's steps, weighted by samples for fields that are means."""
 
     def __init__(self) -> None:
         self.sums = dict.fromkeys((*COUNTS, *SECONDS, *_MEANS), 0.0)
@@ -221,7 +210,7 @@ class PassTotals:
         self.has_top5 = False
 
     def add(self, step: StepRecord) -> None:
-        """Add one step."""
+        """Add a step."""
         if self.batches == 0:
             self.first_batch_s = step.wait_s
         self.batches += 1
@@ -229,13 +218,13 @@ class PassTotals:
         self.has_top5 = self.has_top5 or step.top5_accuracy is not None
         for name in (*COUNTS, *SECONDS):
             self.sums[name] += getattr(step, name)
-        for name in _MEANS if step.samples else ():  # the mean of no samples is NaN
+        for name in _MEANS if step.samples else ():  # without samples, means are NaN
             self.sums[name] += step.samples * (getattr(step, name) or 0.0)
 
     def summary(
         self, wall_s: float, job: LoaderCounters | None, stalls: StallSummary | None = None
     ) -> PassSummary:
-        """Summarise the pass, with means over samples, not over batches."""
+        """Summarise the pass. Means are over samples, not over batches."""
         counts: dict[str, Any] = {name: int(self.sums[name]) for name in COUNTS}
         values: dict[str, Any] = {name: self.sums[name] for name in SECONDS}
         values |= {name: self.sums[name] / max(counts["samples"], 1) for name in _MEANS}
@@ -256,46 +245,41 @@ class PassTotals:
 
 # ------------------------------------------------------------------------------------------- stalls
 
-# A step stalled if it waited for more than a twentieth of its time, and at least 1 ms.
-_LEAST_SHARE = 0.05
-_LEAST_S = 0.001
-# Ask for causes after this many steps with misses over all ranks, whether or not the trainer waited; the
-# coordinator keeps only the newest 1,024 entries.
-_MISSED_MOST = 512
-
-
-def is_stalled(step: StepRecord) -> bool:
-    """Check whether the trainer waited for data for too large a part of a step."""
-    return step.wait_s > max(_LEAST_S, _LEAST_SHARE * step.total_s)
+# A step stalled if it waited for more than this share of its time, and for more than 1 ms.
+_MIN_SHARE = 0.05
+_MIN_S = 0.001
+# Fetch causes after this many steps with misses over all ranks, stalled or not, because the coordinator keeps
+# only the newest 1,024 entries.
+_MAX_MISSED = 512
 
 
 def cause_of(step: StepRecord, causes: Mapping[tuple[int, int], str]) -> str:
-    """Return why a step stalled, given the coordinator's ``causes`` by epoch and position."""
+    """Return a stalled step's cause, given the coordinator's ``causes`` by epoch and position."""
     if step.misses:
-        # Only the coordinator knows why a reader had to wait.
+        # Only the coordinator can tell the cause of a miss.
         if step.plan_epoch is None or step.position is None:
             return UNKNOWN
         return wait_for(causes.get((step.plan_epoch, step.position), UNKNOWN))
     read = step.hits or step.straight
-    # Functions decoded the samples in cache or store, maybe long ago.
+    # Samples in cache or store were decoded earlier, so their cost did not cause this wait.
     own_s = 0.0 if read else step.fetch_s + step.decode_s
     if step.step == 0 and 2 * own_s < step.wait_s:
         return wait_for("loader_start")
     if read:
         return wait_for("cache_transfer" if step.hits else "store_read")
-    # Loaders that fetch on their own report no seconds for it, so that it may have been the cause.
+    # Some loaders do not measure fetching, which may have been the cause.
     if not step.fetch_s:
         return wait_for("loading")
     return wait_for("source" if step.fetch_s > step.decode_s else "decode")
 
 
 class StallMeter:
-    """Collect a split's stalled steps, and fetch their causes in batches.
+    """Collect a split's stalled steps, and fetch their causes in groups.
 
     Args:
         source: the loader, whose ``job_stats`` reports recent stalls.
-        rank: the rank whose stalls are collected.
-        replicas: the number of ranks whose stalls the job reports.
+        rank: this rank, whose stalls are collected.
+        replicas: the number of ranks in the job.
     """
 
     def __init__(self, source: CountedLoader, rank: int = 0, replicas: int = 1) -> None:
@@ -303,21 +287,21 @@ class StallMeter:
         self._rank = rank
         self._replicas = replicas
         self._steps = self._missed = 0
-        self._waiting: list[StepRecord] = []  # stalled steps without a cause yet
-        self._waits_s: dict[str, list[float]] = {}  # of the others, by cause
+        self._pending: list[StepRecord] = []  # stalled steps whose cause is not known yet
+        self._waits_s: dict[str, list[float]] = {}  # of all other stalled steps, by cause
 
     def add(self, steps: Iterable[StepRecord]) -> None:
         """Add finished steps."""
         for step in steps:
             self._steps += 1
             self._missed += self._replicas * (step.misses > 0)
-            if is_stalled(step):
-                self._waiting.append(step)
-        if self._missed >= _MISSED_MOST:
+            if step.wait_s > max(_MIN_S, _MIN_SHARE * step.total_s):
+                self._pending.append(step)
+        if self._missed >= _MAX_MISSED:
             self._find_causes()
 
     def lap(self) -> StallSummary:
-        """Return the stalls since the last lap, with causes sorted by seconds."""
+        """Return the stalls since the last lap, with the longest causes first."""
         self._find_causes()
         steps, waits_s = self._steps, self._waits_s
         self._steps, self._waits_s = 0, {}
@@ -328,14 +312,14 @@ class StallMeter:
 
     def _find_causes(self) -> None:
         causes: dict[tuple[int, int], str] = {}
-        if any(step.misses for step in self._waiting):
+        if any(step.misses for step in self._pending):
             try:
                 recent = self._source.job_stats().recent_stalls
                 causes = {
                     (each.epoch, each.position): each.cause for each in recent if each.rank == self._rank
                 }
             except CoordinatorError as error:
-                _log.warning("the coordinator did not report why batches stalled: %s", error)
-        for step in self._waiting:
+                _log.warning("the coordinator did not report causes of stalls: %s", error)
+        for step in self._pending:
             self._waits_s.setdefault(cause_of(step, causes), []).append(step.wait_s)
-        self._waiting, self._missed = [], 0
+        self._pending, self._missed = [], 0

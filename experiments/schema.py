@@ -1,4 +1,4 @@
-"""Read specs from YAML, override values with ``a.b=c``, and check them with pydantic."""
+"""Specs in YAML, with ``a.b=c`` overrides, validated by pydantic."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-Made = TypeVar("Made")
+SpecT = TypeVar("SpecT")
 
-# For each dataclass of a spec: an unknown key and an infinite number are errors.
+# For the dataclasses of a spec. Unknown keys and infinite numbers are errors.
 KNOWN_KEYS = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-# For a section: a YAML key with nothing below it is null.
+# For sections. A YAML key with nothing below it is null.
 NULL_IS_EMPTY = BeforeValidator(lambda value: {} if value is None else value)
 
 Whole = Annotated[int, Strict()]
 AtLeastZero = Annotated[Whole, Field(ge=0)]
 AtLeastOne = Annotated[Whole, Field(ge=1)]
-# Not strict: YAML 1.1 reads 1e-3, which has no point, as text.
+# Not strict, because YAML 1.1 reads 1e-3, without a point, as text.
 PositiveNumber = Annotated[float, Field(gt=0)]
 NonNegativeNumber = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -46,12 +46,12 @@ Text = Annotated[str, Strict(), StringConstraints(pattern=r"\S")]
 ListOfMappings = tuple[dict[str, Any], ...]
 # Names of arms and trials become folders of runs.
 _FolderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
-# Mappings by a name that is valid as a folder. Their content is checked elsewhere.
+# Mappings by names that are valid as folders. Their content is checked elsewhere.
 NamedMappings = Annotated[dict[_FolderName, Annotated[dict[str, Any], NULL_IS_EMPTY]], NULL_IS_EMPTY]
 
 
 def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
-    """Make a validator for text that is one of the allowed names, or fully matches a pattern."""
+    """Return a validator for text that is an allowed name, or fully matches the pattern ``or_like``."""
 
     def check(value: object) -> object:
         if value not in allowed and not (or_like and re.fullmatch(or_like, str(value))):
@@ -61,23 +61,19 @@ def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def build(cls: type[Made], mapping: object) -> Made:
-    """Make a spec from plain values. Missing keys take their defaults."""
+def build(cls: type[SpecT], mapping: object) -> SpecT:
+    """Make a spec from plain values. Missing keys have their defaults. Raises ConfigError."""
     try:
         return TypeAdapter(cls).validate_python(mapping)
     except ValidationError as error:
         raise ConfigError(_message(cls, error.errors()[0])) from error
 
 
-_VALUES_MAX = 100_000
+_MAX_VALUES = 100_000
 _MAPPING = "must be a mapping of keys to values"
-# By pydantic's error type, where its message is long or mentions Python.
+# For pydantic's messages that mention Python.
 _REASONS = {
-    "greater_than": "must be above {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be below {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
-    "too_short": "must contain at least {min_length} entry",
+    "too_short": "must have at least one entry",
     "bool_type": "must be true or false",
     "dict_type": _MAPPING,
     "dataclass_type": _MAPPING,
@@ -86,7 +82,7 @@ _REASONS = {
 
 def _message(cls: type, fault: Mapping[str, Any]) -> str:
     own = fault.get("ctx", {}).get("error")
-    # A dataclass's own check raised it: the message is complete.
+    # Raised by a dataclass's own check, with a complete message.
     if isinstance(own, ConfigError):
         return str(own)
     words = [word for word in fault["loc"] if word != "[key]"]
@@ -95,7 +91,7 @@ def _message(cls: type, fault: Mapping[str, Any]) -> str:
     if own is not None:
         return f"{_dotted(words)} {own}"
     reason = _REASONS.get(fault["type"], fault["msg"].replace("Input should", "must"))
-    return f"{_dotted(words) or 'a spec'} {reason.format(**fault.get('ctx', {}))}, not {fault['input']!r:.80}"
+    return f"{_dotted(words) or 'a spec'} {reason}, not {fault['input']!r:.80}"
 
 
 def _dotted(words: list[str | int]) -> str:
@@ -104,7 +100,7 @@ def _dotted(words: list[str | int]) -> str:
 
 
 def _unknown(cls: Any, words: list[str | int]) -> str:
-    # Follow the path to the dataclass of the section, whose keys are allowed here.
+    # Find the dataclass of the section, whose fields are the allowed keys.
     for section in words[:-1]:
         if isinstance(section, str):
             kind = get_type_hints(cls)[section]
@@ -124,34 +120,34 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._counts: dict[int, int] = {}
+        self._counts: dict[int, int] = {}  # values in each collection, by its id
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        # The values of an alias count each time: nested aliases grow exponentially.
+        # Count an alias's values each time it is used, because nested aliases grow exponentially.
         is_alias = self.check_event(yaml.AliasEvent)
         node: yaml.Node | None = super().compose_node(parent, index)
         if isinstance(node, yaml.CollectionNode) and not is_alias:
             parts = node.value if isinstance(node, yaml.SequenceNode) else chain.from_iterable(node.value)
-            # A list or mapping that has no count yet contains itself, without end.
+            # A collection without a count yet contains itself, and is infinite.
             counts = (
-                1 if isinstance(part, yaml.ScalarNode) else self._counts.get(id(part), _VALUES_MAX)
+                1 if isinstance(part, yaml.ScalarNode) else self._counts.get(id(part), _MAX_VALUES)
                 for part in parts
             )
             self._counts[id(node)] = count = 1 + sum(counts)
-            if count > _VALUES_MAX:
-                reason = f"its aliases expand to more than {_VALUES_MAX:,} values"
+            if count > _MAX_VALUES:
+                reason = f"its aliases expand to more than {_MAX_VALUES:,} values"
                 raise yaml.composer.ComposerError(None, None, reason, node.start_mark)
         return node
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 # yaml's
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002  # yaml's signature
         try:
             return super().construct_object(node, deep)
-        except (ValueError, OverflowError, TypeError, KeyError) as error:  # a number of 5,000 digits, day 45
+        except (ValueError, OverflowError, TypeError, KeyError) as error:  # 5,000 digits, day 45
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         keys = set()
-        for key, _ in node.value:  # merged keys come later, and may be repeated
+        for key, _ in node.value:  # << adds keys later, which may be overridden
             text = key.value if isinstance(key, yaml.ScalarNode) else None
             if text is not None and (key.tag, text) in keys and text != "<<":
                 raise yaml.constructor.ConstructorError(
@@ -162,10 +158,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """Parse YAML of plain values. Errors refer to the text as ``name``.
+    """Parse YAML of plain values. Error messages call the text ``name``.
 
     Raises:
-        ConfigError: it is not YAML, is nested too deeply, repeats a key, or contains an unreasonable value.
+        ConfigError: it is not YAML, is nested too deeply, repeats a key, or contains an impossible value.
     """
     loader = None
     try:
@@ -173,69 +169,63 @@ def load_yaml(text: str, name: str) -> Any:
         return loader.get_single_data()
     except RecursionError as error:
         line = loader.line + 1 if loader else 1
-        raise ConfigError(f"{name} cannot be read as YAML: line {line} is nested too deeply") from error
+        raise ConfigError(f"cannot read {name} as YAML: line {line} is nested too deeply") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = mark.line + 1 if mark else 1
-        raise ConfigError(f"{name} cannot be read as YAML: line {line}: {error.problem}") from error
+        raise ConfigError(f"cannot read {name} as YAML: line {line}: {error.problem}") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{name} cannot be read as YAML: {error}") from error
+        raise ConfigError(f"cannot read {name} as YAML: {error}") from error
 
 
-class SpecFolder:
-    """The specs of a package, as YAML files in one folder."""
+@contextlib.contextmanager
+def opened_spec(name: str | Path, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the content of a spec: a YAML file, or the stem of one in ``folder``.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def find(self, name: str | Path) -> Path:
-        """Find a spec by its path, or by the bare name of a file in the folder."""
-        path = Path(name).expanduser()
-        if path.is_file():
-            return path
-        built_in = {file.stem: file for file in sorted(self._folder.glob("*.yaml"))}
-        if str(name) in built_in:
-            return built_in[str(name)]
-        raise ConfigError(f"no spec at {path}; use a YAML file or a built-in spec: {', '.join(built_in)}")
-
-    @contextlib.contextmanager
-    def opened(self, name: str | Path) -> Iterator[dict[str, Any]]:
-        """Yield the content of a spec's YAML. Errors in the block mention the file."""
-        path = self.find(name)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the spec {path}: {error}") from error
-        content = load_yaml(text, f"the spec {path}")
-        if not isinstance(content, dict | None):
-            raise ConfigError(f"{path}: a spec {_MAPPING}, not {content!r:.80}")
-        try:
-            yield content or {}
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from error
+    ConfigErrors raised in the block are prefixed with the file.
+    """
+    path = Path(name).expanduser()
+    if not path.is_file():
+        built_in = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+        if str(name) not in built_in:
+            raise ConfigError(
+                f"there is no spec at {path}. Use a YAML file or a built-in spec: {', '.join(built_in)}."
+            )
+        path = built_in[str(name)]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the spec {path}: {error}") from error
+    content = load_yaml(text, f"the spec {path}")
+    if not isinstance(content, dict | None):
+        raise ConfigError(f"{path}: a spec {_MAPPING}, not {content!r:.80}")
+    try:
+        yield content or {}
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy with each ``a.b=value`` set, reading values as YAML, or raise ConfigError."""
+    """Return a copy with each ``a.b=value`` applied. Values are YAML. Raises ConfigError."""
     result = dict(mapping)
     for override in overrides:
         path, equals, raw = override.partition("=")
         value = load_yaml(raw, f"the value of {path[:80]}")
         if not equals:
             raise ConfigError(
-                f"cannot apply {override[:80]!r}: use key.key=value, as in loader.batch_size=128"
+                f"cannot apply {override[:80]!r}. Use key.key=value, as in loader.batch_size=128."
             )
         result = apply_values(result, {path.strip(): value})
     return result
 
 
 def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``mapping`` with values set by dotted key, such as ``loader.kind``."""
+    """Return a copy of ``mapping`` with values set by dotted keys, such as ``loader.kind``."""
     result: dict[str, Any] = copy.deepcopy(dict(mapping))
     for path, value in values.items():
         keys = str(path).split(".")
         if not all(keys):
-            raise ConfigError(f"cannot set {path!r}: use dotted keys, as in loader.batch_size")
+            raise ConfigError(f"cannot set {path!r}. Use dotted keys, as in loader.batch_size.")
         target = result
         for key in keys[:-1]:
             if target.get(key) is None:
@@ -243,6 +233,5 @@ def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[
             target = target[key]
             if not isinstance(target, dict):
                 raise ConfigError(f"cannot set {path!r}: {key} is {target!r}, not a mapping")
-        # Specs made from one mapping must not share values.
         target[keys[-1]] = copy.deepcopy(value)
     return result

@@ -1,9 +1,9 @@
-"""The spec of a run: its keys, defaults and allowed values, and the places that a service sets."""
+"""A run's spec: its keys, defaults and allowed values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,57 +21,47 @@ from superdl.experiments.schema import (
     NonNegativeNumber,
     PositiveNumber,
     Share,
-    SpecFolder,
     Text,
     apply_overrides,
     apply_values,
     build,
     one_of,
+    opened_spec,
 )
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.ids import Versions, checked_naming
 
-# This module imports no torch, so that the command line rejects a bad spec at once.
+# Does not import torch, so commands reject an invalid spec at once.
 _DATA_SETS = ("digits", *PUBLISHED_SETS, *MADE_SETS)
-LOADER_KINDS = ("super", "super-threads", "torch", "webdataset", "mds", "litdata")
+LOADER_KINDS = ("super", "super-threads", "torch", "webdataset")
 SUPER_KINDS = ("super", "super-threads")
 _MODEL_NAMES = ("small_cnn", "resnet10", "resnet18", "resnet50", "vit_b_32", "vit_mini")
-_TIMM_NAMES = "timm:[a-z0-9_.]+"  # no name that makes timm use the network
+_TIMM_NAMES = "timm:[a-z0-9_.]+"  # excludes names for which timm downloads
 
-_SPECS = SpecFolder(Path(__file__).parent / "specs")
+_SPECS = Path(__file__).parent / "specs"
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class DataSpec:
-    """The images. With kind `auto`, these are the digits, unless ``train`` is set."""
+    """The images. With kind `auto`, they are the digits, unless ``train`` is set."""
 
     kind: Annotated[str, one_of(("auto", *_DATA_SETS))] = "auto"
-    # Where a set is, or is written; null means a folder of its name below data/.
+    # Where a set is or will be written; null means a folder of its name in data/.
     directory: Text | None = None
-    # Training images of a drawn set; null means those present, else the whole set.
+    # Training images of a drawn set; null means those that exist, else the whole set.
     samples: AtLeastOne | None = None
     train: Text | None = None
     val: Text | None = None
     train_key_list: Text | None = None
     val_key_list: Text | None = None
-    train_alias: Text | None = None  # as in SuperDataset
-    val_alias: Text | None = None
-    versions: Versions | None = None  # as in SuperDataset: times or digests
 
     def __post_init__(self) -> None:
         if self.kind in _DATA_SETS and (self.train or self.val):
             raise ConfigError(
-                f"data.kind {self.kind} has its own images; remove data.train, or set data.kind=auto"
+                f"data.kind {self.kind} has its own images. Remove data.train, or set data.kind=auto."
             )
         if self.samples is not None and self.kind not in (*PUBLISHED_SETS, *MADE_SETS):
             raise ConfigError(f"data.samples applies only to drawn sets, not to data.kind {self.kind}")
-        checked_naming(self.train_alias, None, "data.train_alias: ")
-        checked_naming(self.val_alias, None, "data.val_alias: ")
-        for name, needed in (
-            ("val", "train"),
-            *((name, "train") for name in ("train_key_list", "train_alias", "versions")),
-            *((name, "val") for name in ("val_key_list", "val_alias")),
-        ):
+        for name, needed in (("val", "train"), ("train_key_list", "train"), ("val_key_list", "val")):
             if getattr(self, name) and not getattr(self, needed):
                 raise ConfigError(f"data.{name} is set without data.{needed}")
 
@@ -82,7 +72,7 @@ class RecipeSpec:
 
     resize: AtLeastOne = 64
     crop: AtLeastOne = 64
-    # In place of both: steps as in Recipe, the random ones seeded by augment_seed.
+    # Replaces both: steps as in Recipe. augment_seed seeds the random ones.
     steps: ListOfMappings | None = None
     augment_seed: AtLeastZero = 0
 
@@ -100,12 +90,12 @@ class LoaderSpec:
     num_workers: AtLeastZero = 2
     read_timeout: PositiveNumber = 120.0
     coordinator: Text | None = None  # host:port; null means the embedded default
-    # As in SuperDataset. The report lists skipped and replaced samples.
+    # As in SuperDataset. The report lists the bad samples.
     on_bad_sample: Annotated[str, one_of(("raise", "skip", "replace"))] = "raise"
 
     def __post_init__(self) -> None:
         if self.on_bad_sample != "raise" and not self.runs_functions:
-            raise ConfigError(f"loader.on_bad_sample needs SUPER; loader.kind {self.kind} always raises")
+            raise ConfigError(f"loader.on_bad_sample needs SUPER. loader.kind {self.kind} always raises.")
 
     @property
     def runs_functions(self) -> bool:
@@ -118,27 +108,27 @@ class ModelSpec:
     """The model. Its number of classes follows from the data."""
 
     name: Annotated[str, one_of(_MODEL_NAMES, or_like=_TIMM_NAMES)] = "small_cnn"
-    # A file of pretrained weights; a classifier for other classes is left out.
+    # A file of pretrained weights. A classifier for other classes is skipped.
     weights: Text | None = None
-    weights_from: Text | None = None  # where to get that file
+    weights_from: Text | None = None  # where to download it
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class OptimizerSpec:
-    """The optimiser, and the schedule whose highest learning rate is ``lr``."""
+    """The optimiser and the learning-rate schedule, whose maximum is ``lr``."""
 
     name: Annotated[str, one_of(("adamw", "sgd"))] = "adamw"
     lr: PositiveNumber = 0.005
     weight_decay: NonNegativeNumber = 0.01
     momentum: Share = 0.9  # for sgd
     schedule: Annotated[str, one_of(("one_cycle", "cosine", "constant"))] = "one_cycle"
-    warmup_epochs: NonNegativeNumber = 0.0  # a linear warm-up of all schedules but one_cycle
+    warmup_epochs: NonNegativeNumber = 0.0  # of a linear warm-up, except with one_cycle
 
     def __post_init__(self) -> None:
         if self.warmup_epochs and self.schedule == "one_cycle":
             raise ConfigError(
-                "optimizer.warmup_epochs: a one_cycle schedule has its own warm-up; set "
-                "optimizer.schedule to cosine or constant"
+                "optimizer.warmup_epochs: a one_cycle schedule has its own warm-up. Set optimizer.schedule "
+                "to cosine or constant."
             )
 
 
@@ -150,24 +140,24 @@ class TrainingSpec:
         "auto"  # auto: ddp for several ranks
     )
     precision: Annotated[str, one_of(("auto", "float32", "bfloat16", "float16"))] = "auto"
-    # Training steps of an epoch, for which the loader restarts as needed; null means one pass.
+    # Training steps per epoch, for which the loader restarts as needed; null means one pass.
     steps_per_epoch: AtLeastOne | None = None
-    print_every: AtLeastOne | None = None  # steps between lines with their mean time
+    print_every: AtLeastOne | None = None  # in steps; prints their mean time
     validate_every: AtLeastZero = 1  # in epochs; 0 means never
-    # Epochs between checkpoints (0: none), and steps between checkpoints within an epoch.
+    # In epochs (0: never), and in steps within an epoch.
     checkpoint_every: AtLeastZero = 0
     checkpoint_steps: AtLeastOne | None = None
     resume: Text | None = None  # a checkpoint, or a run's directory
-    threads: AtLeastOne | None = None  # of torch on a CPU; null means torch's default
+    threads: AtLeastOne | None = None  # of torch on CPUs; null means torch's default
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CostSpec:
-    """Items paid by the hour, as named in the price table. An item that is null is not in the bill."""
+    """Items paid by the hour, by their names in the price table. Null means not billed."""
 
     machine: Text | None = None
     machines: AtLeastOne = 1
-    data_machine: Text | None = None  # runs functions beside the machine that trains
+    data_machine: Text | None = None  # runs functions, in addition to the training machine
     data_machines: AtLeastOne = 1
     cache_node: Text | None = None  # of a managed cache
     cache_nodes: AtLeastOne = 1
@@ -175,18 +165,18 @@ class CostSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CompareSpec:
-    """The comparison of ``superdl compare``: each arm runs ``repeats`` times, interleaved."""
+    """Settings of ``superdl compare``: each arm runs ``repeats`` times, interleaved with the others."""
 
     repeats: AtLeastOne = 3
-    # Epochs of each run left out of the figures of later epochs.
+    # First epochs of each run, excluded from all figures but those of whole runs.
     warmup_epochs: AtLeastZero = 1
-    # Values by dotted keys, by name, such as {torch: {loader.kind: torch}}.
+    # For each name, values by dotted keys, such as {torch: {loader.kind: torch}}.
     arms: NamedMappings = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class Spec:
-    """One complete run. Relative paths are relative to the working directory."""
+    """A complete run. Relative paths are relative to the working directory."""
 
     name: Text = "digits"
     seed: AtLeastZero = 0
@@ -201,25 +191,25 @@ class Spec:
     training: Annotated[TrainingSpec, NULL_IS_EMPTY] = field(default_factory=TrainingSpec)
     cost: Annotated[CostSpec, NULL_IS_EMPTY] = field(default_factory=CostSpec)
     compare: Annotated[CompareSpec, NULL_IS_EMPTY] = field(default_factory=CompareSpec)
-    # Runs that `superdl compare` starts at once in each arm: values by dotted keys, by
-    # name. Without any, the run itself.
+    # Concurrent runs of each arm of `superdl compare`: for each name, values by dotted keys. Without trials,
+    # an arm is a single run.
     trials: NamedMappings = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if Path(self.name).name != self.name or self.name.startswith("."):
-            raise ConfigError(f"name becomes part of a folder's name and must not be {self.name!r}")
+            raise ConfigError(f"name must not be {self.name!r}, because it becomes part of a folder's name")
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain mappings that `parse_spec` and YAML accept."""
+        """Return plain values for YAML and `parse_spec`."""
         return asdict(self)
 
     def write(self, path: Path) -> None:
-        """Write the complete spec as YAML, so that ``superdl run`` repeats it."""
+        """Write the complete spec as YAML, from which ``superdl run`` can repeat the run."""
         path.write_text(yaml.safe_dump(self.to_mapping(), sort_keys=False), encoding="utf-8")
 
 
 def parse_spec(mapping: Mapping[str, Any]) -> Spec:
-    """Make a spec from a mapping. Missing keys take their defaults.
+    """Make a spec from a mapping. Missing keys have their defaults.
 
     Raises:
         ConfigError: a key is unknown or a value is not allowed. The message contains the key.
@@ -228,7 +218,7 @@ def parse_spec(mapping: Mapping[str, Any]) -> Spec:
 
 
 def spec_keys() -> tuple[str, ...]:
-    """Return the dotted keys of all values in a spec, such as ``loader.batch_size``."""
+    """Return all dotted keys of a spec, such as ``loader.batch_size``."""
     return tuple(
         f"{section}.{key}" if isinstance(value, dict) and value else section
         for section, value in Spec().to_mapping().items()
@@ -236,60 +226,24 @@ def spec_keys() -> tuple[str, ...]:
     )
 
 
-# Shortens a spec without a section quick, whatever its data.
+# The default of a spec's section quick.
 _QUICK = {"epochs": 2, "training.steps_per_epoch": 20, "compare.warmup_epochs": 1}
 
 
 def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, quick: bool = False) -> Spec:
-    """Read a spec by file name or built-in name, apply ``a.b=c`` overrides, and check it.
+    """Read a spec by path or built-in name, and apply ``a.b=c`` overrides.
 
-    With ``quick``, the values of the file's section ``quick`` apply before the overrides; without
-    such a section, the run takes a few steps.
+    With ``quick``, the values of the file's section ``quick`` apply before the overrides. Without such a
+    section, the run takes two epochs of 20 steps.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
     """
-    with _SPECS.opened(name) as full:
+    with opened_spec(name, _SPECS) as full:
         values = full.pop("quick", _QUICK) or {}
         if not isinstance(values, Mapping):
             raise ConfigError(f"quick must be a mapping of dotted keys to values, not {values!r}")
         small = apply_values(full, values)
-        # Also without quick, so that a wrong section fails at once.
+        # Without quick, too, an invalid section is an error.
         parse_spec(small)
         return parse_spec(apply_overrides(small if quick else full, overrides))
-
-
-# SageMaker uploads these two when a job ends.
-OUTPUT_DIR, MODEL_DIR = "SM_OUTPUT_DATA_DIR", "SM_MODEL_DIR"
-# SUPER's own, uploaded continuously: the launcher sets it for jobs with checkpoints.
-CHECKPOINT_DIR = "SM_CHECKPOINT_DIR"
-
-_TRAIN = ("SM_CHANNEL_TRAIN", "SM_CHANNEL_TRAINING")
-_VAL = ("SM_CHANNEL_VAL", "SM_CHANNEL_VALIDATION", "SM_CHANNEL_TEST")
-_DEFAULT_OUTPUT = "runs"
-_LAST = "checkpoints/last.pt"
-
-
-def placed(spec: Spec, environment: Mapping[str, str]) -> Spec:
-    """Return the spec with places from the environment. Those set in the spec take precedence."""
-    data, training, output = spec.data, spec.training, spec.output
-    train, val = (
-        next((environment[name] for name in names if environment.get(name)), None) for names in (_TRAIN, _VAL)
-    )
-    # Channels become the data.
-    if train and not (data.train or data.directory):
-        data = replace(data, kind="auto", train=train, val=val, samples=None)
-    kept = environment.get(CHECKPOINT_DIR)
-    # A checkpoint directory, else the output directory, receives the files.
-    if output == _DEFAULT_OUTPUT:
-        output = kept or environment.get(OUTPUT_DIR) or output
-    # With a directory for models, the run keeps one.
-    if (kept or environment.get(MODEL_DIR)) and not (training.checkpoint_every or training.checkpoint_steps):
-        training = replace(training, checkpoint_every=1 if kept else spec.epochs)
-    # Resume the newest run of that name there.
-    if kept and training.resume is None:
-        files = Path(kept).glob(f"{spec.name}-2*/{_LAST}")  # as new_directory() names them
-        # Names end with the time, so the greatest is the newest.
-        newest = max(files, key=lambda file: file.parent.parent.name, default=None)
-        training = replace(training, resume=str(newest.parent.parent) if newest else None)
-    return replace(spec, data=data, training=training, output=output)

@@ -97,7 +97,7 @@ def _make(arguments: argparse.Namespace) -> None:
             arguments.directory or default_directory(made_set, samples, arguments.seed),
             samples=samples,
             seed=arguments.seed,
-            tell=print_line,
+            log=print_line,
         )
     elif name in PUBLISHED_SETS:
         published = PUBLISHED_SETS[name]

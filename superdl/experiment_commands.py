@@ -16,8 +16,6 @@ from superdl.options import above_zero, add_overrides
 from superdl.super_wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from superdl.experiments import Spec
     from superdl.experiments.comparing.comparison import Comparison
     from superdl.experiments.console import Console
@@ -65,12 +63,11 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def spec_of(arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Spec:
-    """Return the spec from the arguments and the environment; raise ``ConfigError`` if it is invalid."""
+def spec_of(arguments: argparse.Namespace) -> Spec:
+    """Return the spec from the arguments. Raises ConfigError if it is invalid."""
     from superdl.experiments import load_spec
-    from superdl.experiments.spec import placed
 
-    return placed(load_spec(arguments.spec, arguments.overrides, quick=arguments.quick), environment)
+    return load_spec(arguments.spec, arguments.overrides, quick=arguments.quick)
 
 
 def _run(arguments: argparse.Namespace) -> int:

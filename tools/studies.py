@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from superdl.experiments.comparing.comparison import read_comparison
 from superdl.experiments.comparing.figures import FIGURES, Spread
 from superdl.experiments.comparing.show import spread_cell
-from superdl.experiments.reporting.page import count, number
+from superdl.experiments.reporting.page import number
+from superdl.super_wire.redaction import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,7 +158,7 @@ def _study(study: Mapping[str, Any]) -> str:
     ]
     heads = ("figure", "unit", *(f"`{name}`" for name in arms))
     warmup = (
-        f"after {count(study['warmup_epochs'], 'epoch')} of warm-up"
+        f"after {counted(study['warmup_epochs'], 'epoch')} of warm-up"
         if study["warmup_epochs"]
         else "of all epochs"
     )

@@ -124,7 +124,7 @@ def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: C
         say(console, heading)
         cells = [[column.cell(row) for column in columns] for row in rows]
         words = sum(not column.spec for column in columns)
-        print_rows(console, [column.heading for column in columns], cells, words=words)
+        print_rows(console, [column.heading for column in columns], cells, text_columns=words)
     at = f"Measured at {content['started_at']} in {content['wall_s']:.0f} s."
     for line in (*content["method"], _machine_line(content["environment"]), at):
         say(console, line)

@@ -24,7 +24,7 @@ from superdl.experiments.data.whole_directory import written_once
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.loaders.decoding import stack
 from superdl.experiments.loaders.samples import decode_image, list_samples
-from superdl.experiments.loaders.shard_loaders import shuffled, write_chunks
+from superdl.experiments.loaders.tar_loader import shuffled
 from superdl.experiments.models import declare_operators
 from superdl.experiments.spec import LoaderSpec, RecipeSpec
 
@@ -143,12 +143,17 @@ def collate(pairs: list[Pair]) -> tuple[Tensor, Tensor]:
 def write_litdata(loading: Loading, target: Path) -> None:
     """Write LitData chunks of pixels."""
     declare_operators()
+    from litdata.streaming.writer import BinaryWriter
+
+    writer = BinaryWriter(str(target), chunk_bytes=_CHUNK_BYTES)
+    # Without this, the writer waits for other ranks. There is no public way.
+    writer._distributed_env = type(writer._distributed_env)(1, 0, 1)  # noqa: SLF001
     pairs = Pairs(loading)
-    items = (
-        {"image": pixels.copy(), "label": label}
-        for pixels, label in map(pairs.__getitem__, range(len(pairs)))
-    )
-    write_chunks(items, _CHUNK_BYTES, target)
+    for index in range(len(pairs)):
+        pixels, label = pairs[index]
+        writer[index] = {"image": pixels.copy(), "label": label}
+    writer.done()
+    writer.merge()
 
 
 def open_litdata(loading: Loading) -> Contender:

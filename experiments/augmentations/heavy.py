@@ -13,19 +13,20 @@ from superdl.lambda_prefetch import custom_step
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Integers, or floating point without functions of the platform's library, so that one seed
-# gives the same bytes with the same Pillow.
+# Computes in integers, or in floating point without the platform's math library: with one version of Pillow,
+# a seed gives the same bytes everywhere.
 ROUNDS_MAX = 32
 
 _CHANNELS = 3
-_BEND = 0.2  # of scales and shears, over all rounds
-_SHIFT = 0.1  # of the side, over all rounds
-_BLUR_PIXELS = 0.8  # radius, over all rounds
-_GAIN = 77  # of 256: the range of brightness and contrast in both directions, over all rounds
-_NOISE = 24.0  # grey levels, over all rounds
+# Over all rounds:
+_BEND = 0.2  # scale and shear
+_SHIFT = 0.1  # of the side
+_BLUR_PIXELS = 0.8  # radius
+_GAIN = 77  # of 256: brightness and contrast, up and down
+_NOISE = 24.0  # grey levels
 _GREY = (128, 128, 128)
-_HALF = 128  # of 256, to round divisions
-_LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: the brightness of red, green and blue
+_HALF = 128  # of 256: rounds divisions
+_LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: weights of red, green and blue
 
 
 @custom_step("1")
@@ -33,9 +34,9 @@ def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np
     """Flip, bend, blur and recolour an image and add noise, like a long chain of random transforms.
 
     Args:
-        array: uint8 of shape (height, width, 3); the result has the same.
-        seed: determines all random draws.
-        rounds: more rounds mean more work but smaller changes each, so that images stay learnable.
+        array: uint8 of shape (height, width, 3), like the result.
+        seed: the seed of all random draws.
+        rounds: the number of repetitions. More rounds cost more but change less each.
 
     Raises:
         ValueError: the array is not an image, or ``rounds`` is out of range.
@@ -46,7 +47,7 @@ def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np
         raise ValueError(f"rounds must be a whole number from 1 to {ROUNDS_MAX}, not {rounds!r}")
     random = np.random.default_rng(seed)
     picture = Image.fromarray(np.ascontiguousarray(array))
-    if random.random() < 0.5:  # noqa: PLR2004  # every other one
+    if random.random() < 0.5:  # noqa: PLR2004
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     share = 1.0 / math.sqrt(rounds)  # independent changes add up by their squares
     for _ in range(rounds):
@@ -59,7 +60,7 @@ def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np
 
 
 def _bent(picture: Image.Image, random: np.random.Generator, share: float) -> Image.Image:
-    """Scale, shear and shift about the centre, and fill areas from outside the image with grey."""
+    """Scale, shear and shift about the centre, with grey outside the image."""
     bend = (2.0 * random.random(4) - 1.0) * (_BEND * share)
     a, b, d, e = 1.0 + bend[0], bend[1], bend[2], 1.0 + bend[3]
     x, y = picture.width / 2.0, picture.height / 2.0
@@ -76,7 +77,7 @@ def _bent(picture: Image.Image, random: np.random.Generator, share: float) -> Im
 
 
 def _coloured(pixels: NDArray[np.uint8], random: np.random.Generator, share: float) -> NDArray[np.int32]:
-    """Change brightness, contrast and saturation of the channels. Values may exceed a byte."""
+    """Change brightness, contrast and saturation. Values may exceed a byte."""
     most = max(1, round(_GAIN * share))
     gains = 256 + random.integers(-most, most, size=_CHANNELS, dtype=np.int32, endpoint=True)
     contrast, saturation = (

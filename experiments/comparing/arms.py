@@ -1,4 +1,4 @@
-"""The arms of a comparison and their trials, as complete specs that are checked before they run."""
+"""The arms of a comparison and their trials, as complete specs checked before any runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _DEFAULT_ARMS: dict[str, dict[str, Any]] = {
     "super": {"loader.kind": "super"},
     "torch": {"loader.kind": "torch"},
 }
-# Keys that the comparison itself sets for its runs.
+# Keys that the comparison sets for its runs.
 _RESERVED = ("name", "output", "compare", "trials", "quick")
 _LAUNCH = "launch"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of an arm. An arm without trials has a single one with an empty name."""
+    """One run of an arm. An arm without trials has one with an empty name."""
 
     name: str
     spec: Spec
@@ -34,23 +34,23 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way of doing the work, whose trials run concurrently. ``values`` has dotted keys."""
+    """One way to do the work. Its trials run concurrently. ``values`` has dotted keys."""
 
     name: str
     values: Mapping[str, Any]
     trials: tuple[Trial, ...]
-    # A command to which `-m superdl.main run SPEC` is appended, or empty for Python.
+    # The command to which `-m superdl.main run SPEC` is appended; empty means this Python.
     launch: tuple[str, ...] = ()
 
     @property
     def shares(self) -> bool:
-        """Whether several trials share a coordinator that must be started."""
+        """Whether the comparison must start a coordinator for several trials."""
         loaders = [trial.spec.loader for trial in self.trials]
         return sum(loader.runs_functions and loader.coordinator is None for loader in loaders) > 1
 
 
 class Round(NamedTuple):
-    """One repeat of an arm. ``number`` counts all rounds, and ``repeat`` those of the arm, from 1."""
+    """One repeat of an arm. ``number`` counts all rounds, ``repeat`` the arm's rounds, both from 1."""
 
     number: int
     repeat: int
@@ -58,9 +58,9 @@ class Round(NamedTuple):
 
 
 def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
-    """Return all rounds, interleaved: arms A, B and C run as A B C, B C A, C A B."""
-    # Each arm has each place once in as many repeats as there are arms. Cold files, a warm
-    # processor or a slower machine then affect all alike.
+    """Return all rounds, interleaved: A B C, B C A, C A B."""
+    # Each arm takes each position equally often, so that cold files, a warm processor or a slower machine
+    # affect all arms alike.
     rounds: list[Round] = []
     for repeat in range(repeats):
         first = repeat % len(arms)
@@ -70,15 +70,15 @@ def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
 
 
 def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
-    """Return the ``chosen`` arms of a spec, or all of them. Each kind of loader is also an arm."""
+    """Return a spec's ``chosen`` arms, by default all. Kinds of loaders can be chosen as arms, too."""
     named = dict(spec.compare.arms) or dict(_DEFAULT_ARMS)
     if chosen is not None:
         known = {kind: {"loader.kind": kind} for kind in LOADER_KINDS} | named
         for name in chosen:
             if name not in known:
                 raise ConfigError(
-                    f"--arms contains {name!r}, which is neither in compare.arms nor a loader; choose from "
-                    f"{', '.join(dict.fromkeys((*named, *LOADER_KINDS)))}"
+                    f"--arms contains {name!r}, which is neither in compare.arms nor a loader. Choose from "
+                    f"{', '.join(dict.fromkeys((*named, *LOADER_KINDS)))}."
                 )
         named = {name: known[name] for name in chosen}
         if len(named) < len(chosen):
@@ -97,7 +97,7 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
         return Arm(name, values, (Trial("", _spec_of(spec, name, own_values, {}, where)),), launch)
     if launch:
         raise ConfigError(
-            f"{where}: {_LAUNCH} starts a single run, but this spec has trials; remove it or them"
+            f"{where}: {_LAUNCH} starts a single run, but this spec has trials. Remove it or them."
         )
     trials = []
     for trial, trial_values in spec.trials.items():
@@ -108,10 +108,10 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
 
 
 def _launch_of(where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
-    text = values.get(_LAUNCH, "")
+    text = str(values.get(_LAUNCH, ""))
     try:
         return tuple(shlex.split(text))
-    except (ValueError, AttributeError, TypeError) as error:
+    except ValueError as error:
         raise ConfigError(
             f"{where}: {_LAUNCH} must be a command to which '-m superdl.main run SPEC' can be appended, "
             f"such as 'torchrun --standalone --nproc-per-node 2', not {text!r} ({error})"
@@ -121,23 +121,23 @@ def _launch_of(where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
 def _check_values(where: str, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if str(key).split(".")[0] in _RESERVED:
-            raise ConfigError(f"{where}: {key} is set by the comparison itself; remove it")
-        if isinstance(value, Mapping):  # it would replace the whole section
+            raise ConfigError(f"{where}: the comparison sets {key}. Remove it.")
+        if isinstance(value, Mapping):  # would replace the whole section
             first = next(iter(value), "key")
             raise ConfigError(
-                f"{where}: {key} must not be a mapping; use dotted keys, as in {key}.{first}: ..."
+                f"{where}: {key} must not be a mapping. Use dotted keys, as in {key}.{first}: ..."
             )
 
 
 def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str, Any], where: str) -> Spec:
-    # The arm's values override the common ones, and the trial's the arm's.
+    # A trial's values take precedence over the arm's, and the arm's over the common ones.
     own = {**arm, **trial}
     mapping = spec.to_mapping() | {"compare": {}, "trials": {}, "name": f"{spec.name}-{suffix}"}
     try:
         mapping = apply_values(mapping, own)
         loader = mapping["loader"]
         if isinstance(loader, dict) and not str(loader.get("kind")).startswith("super"):
-            # A coordinator is for the arms whose loader runs functions.
+            # Other loaders do not use the common coordinator.
             loader["coordinator"] = own.get("loader.coordinator")
         run_spec = parse_spec(mapping)
     except ConfigError as error:
@@ -145,7 +145,7 @@ def _spec_of(spec: Spec, suffix: str, arm: Mapping[str, Any], trial: Mapping[str
     warmup = spec.compare.warmup_epochs
     if run_spec.epochs <= warmup:
         raise ConfigError(
-            f"{where}: compare.warmup_epochs={warmup} leaves none of {run_spec.epochs} epoch(s) to compare; "
-            "set more epochs or fewer warm-up epochs"
+            f"{where}: compare.warmup_epochs={warmup} leaves none of {run_spec.epochs} epoch(s) to compare. "
+            "Set more epochs or fewer warm-up epochs."
         )
     return run_spec

@@ -1,4 +1,4 @@
-"""A comparison, its file ``compare.json``, and comparisons of runs made elsewhere."""
+"""A comparison, its file ``compare.json``, and comparisons of existing runs."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from superdl.experiments.output import now_text, write_json
 from superdl.experiments.reporting.page import number
 from superdl.experiments.reporting.run_files import read_format, read_run
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.redaction import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _FILE = "compare.json"
 _FORMAT = 3
-_LEAST_PERCENT = 0.1  # stalls below this share of training time are in the figures, but not in the text
-_MADE_BEFORE = (
-    "These runs were made earlier and were not interleaved, so changes on the machine between them affect "
-    "the figures. Wall time is measured by the run itself, without the start of its process."
+_MIN_PERCENT = 0.1  # causes of less waiting are not mentioned
+_NOT_INTERLEAVED = (
+    "These runs were not interleaved, so changes on the machine between them affect the figures. Wall time "
+    "is measured by each run, without the start of its process."
 )
 
-# Runs that differ in one of these facts are of different machines.
+# Runs that differ in one of these facts used different machines.
 _MACHINE = ("platform", "device_name", "usable_cpus")
-_OTHER_MACHINES = "The runs used different machines; the machine shown is that of the first run."
+_OTHER_MACHINES = "The runs used different machines. The machine shown is the first run's."
 
 
 @dataclass(slots=True)
 class ArmReport:
-    """An arm, with its settings and the names of its concurrent trials."""
+    """An arm's settings, and the names of its concurrent trials."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A round (see `Round`) with its figures. Its runs are in ``folder``."""
+    """The figures of a `Round`, whose runs are in ``folder``."""
 
     number: int
     repeat: int
@@ -61,7 +62,7 @@ class RoundReport:
 
 @dataclass(slots=True)
 class Comparison:
-    """A comparison, whose ``status`` is running, finished, interrupted or failed."""
+    """A comparison. ``status`` is running, finished, interrupted or failed."""
 
     name: str
     started_at: str
@@ -78,48 +79,48 @@ class Comparison:
     environment: dict[str, Any] = field(default_factory=dict)
 
     def figures_of(self, arm: str) -> tuple[RoundFigures, ...]:
-        """Return the figures of an arm's measured rounds."""
+        """Return the figures of an arm's rounds."""
         return tuple(report.figures for report in self.rounds if report.arm == arm)
 
     def spreads(self, key: str) -> dict[str, Spread | None]:
-        """Return the spread of a figure for each arm, or None if the arm has no values."""
+        """Return each arm's spread of a figure, or None if the arm has no values."""
         return {arm.name: spread_of(self.figures_of(arm.name), key) for arm in self.arms}
 
     def shown(self) -> tuple[Figure, ...]:
-        """Return the figures that at least one arm has."""
+        """Return the figures that have a value for at least one arm."""
         shown = (figure for figure in FIGURES if any(self.spreads(figure.key).values()))
-        # The cost of concurrent trials is that of their whole runs.
+        # Concurrent trials have a cost only for whole runs.
         at_once = any(len(arm.trials) > 1 for arm in self.arms)
         return tuple(
             figure._replace(whole=True) if at_once and figure.key == "usd_per_epoch" else figure
             for figure in shown
         )
 
-    def words(self) -> Iterator[tuple[str, str]]:
-        """Yield (subject, sentence) pairs on what the figures show and what they leave out."""
+    def conclusions(self) -> Iterator[tuple[str, str]]:
+        """Yield pairs of subject and sentence: what the figures show, and what they exclude."""
         repeats = {arm.name: len(figures) for arm in self.arms if (figures := self.figures_of(arm.name))}
         yield "Warm-up:", self._about_warmup()
         once = [name for name, count in repeats.items() if count == 1]
         if len(repeats) > 1 and once:
-            text = f"{', '.join(once)} ran only once, so the spread is unknown (use --repeats 3)."
-            yield "Chance:", text
+            yield "Chance:", f"{', '.join(once)} ran only once, so the spread is unknown. Use --repeats 3."
         for arm in self.arms:
             causes = mean_by_name([figures.stall_percent_by_cause for figures in self.figures_of(arm.name)])
-            parts = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _LEAST_PERCENT]
+            parts = [f"{cause} {number(part)}%" for cause, part in causes.items() if part >= _MIN_PERCENT]
             if parts:
                 yield "Why they waited:", f"{arm.name}: {', '.join(parts)} of training time."
         yield from (("Note:", note) for note in self.notes)
 
     def _about_warmup(self) -> str:
         if not self.warmup_epochs:
-            return "no epoch is excluded, so every figure includes the cold start."
+            return "no epoch is excluded, so all figures include the cold start."
         which = "the first epoch" if self.warmup_epochs == 1 else f"the first {self.warmup_epochs} epochs"
         titles = ", ".join(figure.title for figure in self.shown() if figure.whole)
-        return f"only figures of the whole run include {which} of each run: {titles}."
+        return f"only figures of whole runs include {which}: {titles}."
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the comparison and its conclusions as plain values for JSON."""
-        mapping = {"format": _FORMAT} | asdict(self) | {"words": [" ".join(point) for point in self.words()]}
+        words = [" ".join(point) for point in self.conclusions()]
+        mapping = {"format": _FORMAT} | asdict(self) | {"words": words}
         for arm in mapping["arms"]:
             spreads = {figure.key: self.spreads(figure.key)[arm["name"]] for figure in FIGURES}
             arm["figures"] = {
@@ -129,12 +130,12 @@ class Comparison:
         return mapping
 
     def write(self, directory: Path) -> None:
-        """Write ``compare.json`` atomically: a reader sees either the old file or the new one."""
+        """Write ``compare.json`` atomically."""
         write_json(self.to_mapping(), directory / _FILE)
 
 
 def is_comparison(directory: Path) -> bool:
-    """Check whether the directory contains a comparison."""
+    """Return whether the directory contains a comparison."""
     return (directory / _FILE).is_file()
 
 
@@ -143,37 +144,38 @@ def read_comparison(directory: Path) -> Comparison:
     return TypeAdapter(Comparison).validate_python(read_format(directory / _FILE, _FORMAT))
 
 
-# ------------------------------------------------------------------------------ runs made elsewhere
+# ------------------------------------------------------------------------------------- existing runs
 
 
 def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> Comparison:
-    """Compare finished runs, without running or writing anything.
+    """Compare finished runs.
 
-    Each of ``named`` is a directory or ``NAME=directory``. Runs of the same name are repeats of one arm.
-    ``warmup_epochs`` of each run are left out; by default, the largest number in the specs.
+    Args:
+        named: directories, or ``NAME=directory``. Runs of the same name are repeats of one arm.
+        warmup_epochs: the number of epochs to exclude, by default the largest in the runs' specs.
 
     Raises:
         ConfigError: a directory contains no finished run, or a run has no epoch after the warm-up.
     """
-    places = [_place(word) for word in named]
+    places = [_parse_place(text) for text in named]
     runs = [read_run(place) for _, place in places]
     warmup = warmup_epochs
     if warmup is None:
         warmup = max(run.facts["spec"]["compare"]["warmup_epochs"] for run in runs)
     arms: dict[str, ArmReport] = {}
     rounds: list[RoundReport] = []
-    notes = [_MADE_BEFORE]
+    notes = [_NOT_INTERLEAVED]
     for (name, place), run in zip(places, runs, strict=True):
         if run.status != "finished":
-            raise ConfigError(f"the run in {place} has status {run.status}: leave it out")
+            raise ConfigError(f"cannot compare the run in {place}: its status is {run.status}. Omit it.")
         if not run.passes_after(warmup):
             raise ConfigError(
-                f"{place}: {warmup} warm-up epoch(s) leave no epoch to compare; use --warmup-epochs 0"
+                f"{place} has no epoch after {counted(warmup, 'warm-up epoch')}. Use --warmup-epochs 0."
             )
         values = {f"loader.{key}": run.facts["spec"]["loader"][key] for key in ("kind", "batch_size")}
         arm = arms.setdefault(name or run.name, ArmReport(name or run.name, values))
         repeat = 1 + sum(report.arm == arm.name for report in rounds)
-        # A finished run was not observed from outside: use its own clock.
+        # Nothing timed the process from outside, so use the run's own clock.
         measured = RoundMeasured((run,), wall_s=run.facts["wall_s"])
         figures = round_figures(measured, warmup)
         rounds.append(RoundReport(len(rounds) + 1, repeat, arm.name, str(place), figures))
@@ -195,29 +197,29 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
     )
 
 
-def _place(word: str) -> tuple[str, Path]:
+def _parse_place(text: str) -> tuple[str, Path]:
     """Return the name, which may be empty, and the directory."""
-    name, equals, rest = word.partition("=")
-    # A directory's own name may contain "=".
-    is_named = equals and not Path(word).exists()
-    return (name, Path(rest).expanduser()) if is_named else ("", Path(word).expanduser())
+    name, equals, directory = text.partition("=")
+    # The name of an existing directory may contain "=".
+    is_named = equals and not Path(text).exists()
+    return (name, Path(directory).expanduser()) if is_named else ("", Path(text).expanduser())
 
 
 def notes_of(name: str, measured: RoundMeasured, warmup_epochs: int) -> Iterator[str]:
-    """Yield what a round's figures leave out."""
+    """Yield notes on what a round's figures exclude."""
     run = measured.runs[0]
     executor = str(run.facts["executor"] or "local")
     if executor.startswith("as the coordinator") and not measured.services_cpu_s:
         yield (
-            f"{name} used a coordinator that it did not start. The CPU time of that coordinator, its cache "
-            "and its functions is not counted, and its cache contained data left by others."
+            f"{name} used a coordinator that it did not start. The CPU time of coordinator, cache and "
+            "functions is not counted, and the cache may have contained other runs' samples."
         )
     elif executor != "local" and not measured.services_cpu_s:
-        yield f"{name} ran functions with {executor}: their CPU time is not counted."
+        yield f"{name} ran functions with {executor}. Their CPU time is not counted."
     if run.ranks > 1:
-        yield f"{name} had {run.ranks} ranks: CPU is not compared, as the report covers only rank 0."
+        yield f"{name} had {run.ranks} ranks. CPU is not compared, because the report covers only rank 0."
     elif warmup_epochs and measured.services_cpu_s:
         yield (
-            f"{name} shared a coordinator between its trials, whose CPU is known only for the whole round: "
-            "CPU per image is compared with compare.warmup_epochs=0 alone."
+            f"{name} shared a coordinator between its trials. Its CPU time is known only for whole rounds, "
+            "so CPU per image is compared only with compare.warmup_epochs=0."
         )

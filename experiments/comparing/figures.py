@@ -1,4 +1,4 @@
-"""The arithmetic of a comparison: figures of a round, spreads over repeats, and the winner of a row."""
+"""The figures of a round, their spread over repeats, and the winner among arms."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ if TYPE_CHECKING:
 
 
 class Figure(NamedTuple):
-    """How to display a field of `RoundFigures`: its title, its unit, and whether higher is better."""
+    """How to display a field of `RoundFigures`."""
 
     key: str
     title: str
     unit: str
     more_is_better: bool = False
-    whole: bool = False  # it covers the whole run, warm-up included
+    whole: bool = False  # covers the whole run, including the warm-up
 
 
 def _shown(title: str, unit: str, **more: bool) -> dict[str, Any]:
-    """Return how to display a field of `RoundFigures`, as in `Figure`."""
     return {"title": title, "unit": unit, **more}
 
 
 # A new figure needs a field here and a line in round_figures.
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """The figures of a round, as defined in docs/runs.md. A figure that was not measured is None."""
+    """A round's figures, as defined in docs/runs.md. None means not measured."""
 
     images_per_s: float | None = field(metadata=_shown("throughput", "images/s", more_is_better=True))
     step_ms: float | None = field(metadata=_shown("step time", "ms"))
@@ -59,20 +58,20 @@ FIGURES = tuple(Figure(item.name, **item.metadata) for item in fields(RoundFigur
 
 @dataclass(frozen=True, slots=True)
 class RoundMeasured:
-    """One repeat of an arm. For runs made elsewhere, only its concurrent runs are set."""
+    """Measurements of one repeat of an arm. For existing runs, only ``runs`` and ``wall_s`` are set."""
 
     runs: tuple[RunFiles, ...]
-    # From the start of the first process until the last run has reported.
+    # From the start of the first process to the last report.
     wall_s: float | None = None
-    # Of all processes that descend from it, as the system accounts for them.
+    # Of all descendant processes, by the system's accounting.
     cpu_s: float | None = None
-    # CPU seconds of the services shared by the runs, by group, and the seconds that these took to start.
+    # Of services that the runs share: CPU time by group of processes, and start-up time.
     services_cpu_s: Mapping[str, float] = field(default_factory=dict)
     services_start_s: float = 0.0
 
 
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
-    """Compute the figures of a round. Only whole-run figures include the warm-up."""
+    """Compute a round's figures. Only those with ``Figure.whole`` include the warm-up."""
     runs = measured.runs
     trained = [train_pass for run in runs for train_pass in run.trained[warmup_epochs:]]
     wall_s, waited_s = (_sum(trained, name) for name in ("wall_s", "wait_s"))
@@ -83,7 +82,7 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
     used_s = _cpu_by_group(measured, warmup_epochs) if images else {}
     per_image = {name: 1000 * used / images for name, used in used_s.items()}
     firsts = [run.facts["first_batch_s"] for run in runs]
-    validated = [val_pass.figures["accuracy"] for run in runs for val_pass in run.validated]
+    validated = [val_pass.metrics["accuracy"] for run in runs for val_pass in run.validated]
     return RoundFigures(
         images_per_s=_images_per_s(runs, trained, warmup_epochs),
         step_ms=times(share(wall_s, _sum(trained, "batches")), 1000),
@@ -103,20 +102,20 @@ def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
 
 
 def _sum(passes: Iterable[Pass], name: str) -> float:
-    return math.fsum(each.figures[name] for each in passes)
+    return math.fsum(each.metrics[name] for each in passes)
 
 
 def _end_s(run: RunFiles, epochs: int) -> float | None:
-    """Return the time when ``epochs`` epochs had ended or, for 0, when the start phase had."""
+    """Return the Unix time at which ``epochs`` epochs or, for 0, the start phase had ended."""
     epoch = run.trained[epochs - 1].epoch if epochs else None
     ends = [phase.get("ended_at_s") for phase in run.phases if phase["epoch"] == epoch]
     return ends[-1] if ends else None
 
 
 def _images_per_s(runs: Sequence[RunFiles], trained: Sequence[Pass], warmup_epochs: int) -> float | None:
-    """Return training images per second, or None if the time of concurrent runs is unknown."""
+    """Return training images per second, or None if concurrent runs have no common time."""
     wall_s = _sum(trained, "wall_s")
-    # Rates of concurrent runs do not add up: the last is fast once the others end.
+    # Rates of concurrent runs do not add up, because the last run is faster after the others have ended.
     if len(runs) > 1:
         begins = [begin for run in runs if (begin := _end_s(run, warmup_epochs)) is not None]
         ends = [end for run in runs if (end := _end_s(run, len(run.trained))) is not None]
@@ -125,26 +124,25 @@ def _images_per_s(runs: Sequence[RunFiles], trained: Sequence[Pass], warmup_epoc
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
-    """Return CPU seconds by group after the warm-up, or nothing if they are not known."""
-    # The phases of such a run cover rank 0 alone.
+    """Return CPU seconds by group after the warm-up, or an empty mapping if unknown."""
+    # With several ranks, phases cover only rank 0.
     if any(run.ranks > 1 for run in measured.runs):
         return {}
-    # The CPU of shared services is known only for the whole round.
+    # The CPU time of shared services is known only for whole rounds.
     if warmup_epochs and measured.services_cpu_s:
         return {}
     used = Counter(measured.services_cpu_s)
     for run in measured.runs:
         warm = {train_pass.epoch for train_pass in run.trained[warmup_epochs:]}
         for phase in run.phases:
-            # Without a warm-up, the start counts too.
+            # Without a warm-up, include the start phase.
             if not warmup_epochs or phase["epoch"] in warm:
                 used.update({name: group["cpu_s"] for name, group in phase["groups"].items()})
     return dict(used)
 
 
 def _decodes_per_image(runs: Sequence[RunFiles]) -> float | None:
-    """Return decodes per image of the splits read, over all runs, or None if not reported."""
-    jobs = [each.figures["job"] for run in runs for each in run.passes]
+    jobs = [each.metrics["job"] for run in runs for each in run.passes]
     images = max(
         run.facts["train_samples"] + (run.facts["val_samples"] or 0) * bool(run.validated) for run in runs
     )
@@ -154,7 +152,7 @@ def _decodes_per_image(runs: Sequence[RunFiles]) -> float | None:
 def _usd(runs: Sequence[RunFiles]) -> float | None:
     """Return the cost of all runs, or None if their training machine has no price."""
     paid: dict[str, list[float]] = {}
-    # Paid once by concurrent runs, until the longest ends; a cache, if the spec names its nodes.
+    # Concurrent runs pay for these once, until the longest run ends. So they do for cache nodes in the spec.
     shared = {"training machine", "data machines"}
     for run in runs:
         lines = (run.facts["bill"] or {}).get("lines", ())
@@ -168,7 +166,7 @@ def _usd(runs: Sequence[RunFiles]) -> float | None:
 
 
 def _usd_per_epoch(runs: Sequence[RunFiles], warmup_epochs: int) -> float | None:
-    """Return the cost of an epoch. For concurrent runs, divide the total cost by all their epochs."""
+    """Return the cost per epoch: after the warm-up or, for concurrent runs, of whole runs."""
     usd, epochs = _usd(runs), sum(len(run.trained) for run in runs)
     if usd is None or not epochs:
         return None
@@ -183,7 +181,7 @@ def _usd_per_epoch(runs: Sequence[RunFiles], warmup_epochs: int) -> float | None
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The values of a figure over all repeats."""
+    """A figure's values over all repeats."""
 
     values: tuple[float, ...]
 
@@ -204,22 +202,22 @@ class Spread:
 
 
 def spread_of(rounds: Iterable[RoundFigures], key: str) -> Spread | None:
-    """Return the spread of a figure over rounds, or None if no round has it."""
+    """Return a figure's spread over rounds, or None if no round has a value."""
     values = [value for figures in rounds if (value := getattr(figures, key)) is not None]
     return Spread(tuple(values)) if values else None
 
 
 def mean_by_name(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average tables by name, with the largest mean first. A missing name counts as zero."""
+    """Return the mean of each name over tables, largest first. A missing name counts as zero."""
     names = dict.fromkeys(name for table in tables for name in table)
     means = {name: math.fsum(table.get(name, 0.0) for table in tables) / len(tables) for name in names}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
 def winner(figure: Figure, spreads: Mapping[str, Spread | None]) -> tuple[str, float | None] | None:
-    """Return the arm with the best median, and how many times worse the next one is, if finite.
+    """Return the arm with the best median, and the factor to the next best, or None if it is infinite.
 
-    Return None if its range overlaps another, or if the medians are equal to three digits.
+    Return None if the best arm's range overlaps another's, or if the medians are equal to three digits.
     """
     measured = {name: spread for name, spread in spreads.items() if spread is not None}
     ranked = sorted(measured, key=lambda name: measured[name].median, reverse=figure.more_is_better)

@@ -1,7 +1,7 @@
-"""The processes of a round: one per run, started together and watched until all have ended.
+"""The processes of a round, one per run, started together and monitored until all have exited.
 
-Each is ``python -P -m superdl.experiments.comparing.processes PARENT WORD...``. It runs
-``superdl WORD...``, or a launcher with ``--launch``, and is tied to the process that started it.
+Each is ``python -P -m superdl.experiments.comparing.processes PARENT ARGUMENT...``. It runs
+``superdl ARGUMENT...`` or, after ``--launch``, another command, and exits with its parent.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _POLL_S = 0.05
-# Time for an interrupted run to write its report and end its processes; then it is killed.
+# Time for an interrupted run to write its report and end its processes before it is killed.
 _END_WAIT_S = 20.0
 _LAST_LINES, _LAST_BYTES = 12, 8192
-# Variables of a launcher around the comparison, which would make each run a rank of it.
+# Variables of a launcher around the comparison, which would make each run one of its ranks.
 _RANK_VARIABLES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR"}
     | {"MASTER_PORT", "TORCHELASTIC_RUN_ID"}
@@ -37,13 +37,13 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 @dataclass
 class RunProcess:
-    """A run, with its title, the file of its spec, and the file that receives its output."""
+    """A run, with its title, its spec's file, and the file that receives its output."""
 
     title: str
     spec_file: Path
     output: Path
-    launch: tuple[str, ...] = ()  # a command of its arm's own (Arm.launch)
-    # The comparison ended it, because another failed or the user interrupted.
+    launch: tuple[str, ...] = ()  # see Arm.launch
+    # Whether the comparison ended it, because another run failed or the user interrupted.
     was_ended: bool = False
     process: subprocess.Popen[bytes] | None = None
 
@@ -61,8 +61,8 @@ class RunProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=kept | {"PYTHONUNBUFFERED": "1"},  # completes the output of a killed run
-                process_group=0,  # on Ctrl-C this process interrupts the trainers alone
+                env=kept | {"PYTHONUNBUFFERED": "1"},  # keeps all output of a killed run
+                process_group=0,  # on Ctrl-C, only this process interrupts the trainers
             )
 
     @property
@@ -71,17 +71,16 @@ class RunProcess:
         return None if self.process is None else self.process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Interrupt the run, which then writes its report, or kill it and its workers."""
-        # Its services end on their own.
+        """Interrupt the run, which then writes its report, or kill it. Its services exit on their own."""
         if self.process is not None and self.code is None:
             self.was_ended = True
             with contextlib.suppress(ProcessLookupError):
-                # Kill the whole group; interrupt only the trainer, which ends its workers.
+                # An interrupted trainer ends its workers; a killed one does not.
                 send = os.killpg if number == signal.SIGKILL else os.kill
                 send(self.process.pid, number)
 
     def wait(self, until_s: float) -> None:
-        """Wait for the process to end, at most until ``until_s`` on the monotonic clock."""
+        """Wait for the process to exit, at most until ``until_s`` on the monotonic clock."""
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(max(0.0, until_s - time.monotonic()))
@@ -93,17 +92,16 @@ class RunProcess:
 
 
 def run_together(runs: Sequence[RunProcess], *, end_wait_s: float = _END_WAIT_S) -> None:
-    """Start all runs and wait for all processes.
+    """Start all runs and wait for them. Call from the main thread.
 
-    If a run fails, the others are interrupted, and killed ``end_wait_s`` later. Call this from the
-    main thread.
+    If a run fails, the others are interrupted, and killed after ``end_wait_s`` seconds.
 
     Raises:
-        KeyboardInterrupt: the runs were interrupted too, and have written their reports.
+        KeyboardInterrupt: the user interrupted. The runs have been interrupted, too.
     """
     kill_at_s = math.inf
     try:
-        # From the main thread: the system ties a child to the thread that started it.
+        # PR_SET_PDEATHSIG below refers to the thread that starts a child, hence the main thread.
         for run in runs:
             run.start()
         while any(run.code is None for run in runs):
@@ -117,7 +115,7 @@ def run_together(runs: Sequence[RunProcess], *, end_wait_s: float = _END_WAIT_S)
     finally:
         try:
             _end(runs, signal.SIGINT, _END_WAIT_S)
-        finally:  # a run has not ended in time, or the user interrupts again
+        finally:  # a run has not exited in time, or the user interrupted again
             _end(runs, signal.SIGKILL, _END_WAIT_S)
 
 
@@ -130,28 +128,28 @@ def _end(runs: Sequence[RunProcess], number: signal.Signals, wait_s: float) -> N
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run ``superdl`` with the arguments that follow the process id of the parent."""
+    """Run ``superdl`` with the arguments that follow the parent's process id."""
     parent, *words = arguments
     # A shell starts background jobs with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # If the parent dies, interrupt this process: the run still writes its report.
+    # If the parent dies, this process is interrupted, and the run still writes its report.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
     if os.getppid() != int(parent):  # the parent died before the call above
         sys.exit(1)
     if words[0] == _LAUNCH:
         sys.exit(_run_command(words[1:]))
-    command = entry_points(group="console_scripts")["superdl"]  # which knows this package, not the reverse
+    command = entry_points(group="console_scripts")["superdl"]  # this package must not import superdl.main
     try:
         sys.exit(command.load()(words))
     finally:
-        embedded = sys.modules.get("superdl.sampler.embedded.embedded")  # absent where the loader needs none
+        embedded = sys.modules.get("superdl.sampler.embedded.embedded")
         if embedded is not None:
-            # This waits for the services that the run started, so that the parent gets their CPU time.
+            # Wait for the run's services, whose CPU time then counts for the parent.
             embedded.release_all()
 
 
 def _in_environment(word: str) -> str:
-    """Return the path of a command in this environment. ``python`` is the current interpreter."""
+    """Return a command's path in this virtual environment, if it has one there."""
     own = Path(sys.executable).parent / word
     return str(own) if "/" not in word and own.is_file() else word
 

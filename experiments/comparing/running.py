@@ -1,4 +1,4 @@
-"""Run a comparison round by round in one directory, and write the results after each round."""
+"""Run a comparison round by round, and write the results after each round."""
 
 from __future__ import annotations
 
@@ -37,27 +37,22 @@ if TYPE_CHECKING:
     from superdl.experiments.comparing.arms import Round, Trial
     from superdl.experiments.spec import Spec
 
-_GRACE_S = 0.1  # no process rejoins the services after the last trial
-
-
-class ComparisonFailedError(SuperError):
-    """A run of a comparison failed. The message quotes its last lines."""
+_GRACE_S = 0.1  # no process uses the services after the last trial
 
 
 def compare(spec: Spec, *, arms: Sequence[str] | None = None, console: Console) -> Comparison:
-    """Run the arms of ``spec`` interleaved, print and write the comparison, and return it.
+    """Run the arms of ``spec`` interleaved, and print, write and return the comparison.
 
-    The report is written after each round and at the end, even after an error.
+    It is written after each round and at the end, even after an error.
 
     Args:
-        spec: the work to compare; its ``compare`` section configures the comparison.
+        spec: the work. Its ``compare`` section configures the comparison.
         arms: names of the arms, by default all.
         console: receives progress and tables.
 
     Raises:
-        ConfigError: the spec of an arm or a trial is invalid; nothing was run.
-        ComparisonFailedError: a run failed.
-        SuperError: the data or the shared services are not available.
+        ConfigError: the spec of an arm or a trial is invalid. Nothing was run.
+        SuperError: a run failed, or the data or the shared services are not available.
         KeyboardInterrupt: the user interrupted.
     """
     chosen = arms_of(spec, arms)
@@ -79,7 +74,7 @@ def compare(spec: Spec, *, arms: Sequence[str] | None = None, console: Console) 
     start_s = time.monotonic()
     say(console, f"comparing {', '.join(arm.name for arm in chosen)}; writing to {directory}")
     try:
-        for data in {trial.spec.data: None for arm in chosen for trial in arm.trials}:  # nothing is timed yet
+        for data in {trial.spec.data: None for arm in chosen for trial in arm.trials}:  # not timed
             prepare_data(data, partial(say, console))
         _run_all(report, chosen, console)
     except BaseException as error:
@@ -93,7 +88,7 @@ def compare(spec: Spec, *, arms: Sequence[str] | None = None, console: Console) 
 
 
 def publish(report: Comparison, console: Console) -> None:
-    """Write the comparison's files into its directory, and print it."""
+    """Write a comparison's files into its directory, and print it."""
     directory = Path(report.directory)
     report.write(directory)
     write_whole(comparison_page(report), directory / PAGE_NAME)
@@ -121,7 +116,7 @@ def _run_all(report: Comparison, arms: Sequence[Arm], console: Console) -> None:
 
 
 def _run_round(turn: Round, arm: Arm, folder: Path) -> RoundMeasured:
-    """Run all trials of ``arm`` concurrently below ``folder``, and read their reports."""
+    """Run all trials of ``arm`` concurrently in ``folder``, and read their reports."""
     before_s, begun_at_s = _children_cpu_s(), time.time()
     with contextlib.ExitStack() as stack:
         services = None
@@ -131,16 +126,16 @@ def _run_round(turn: Round, arm: Arm, folder: Path) -> RoundMeasured:
         start_s = time.time() - begun_at_s
         run_together(runs)
         if any(run.code for run in runs):
-            raise ComparisonFailedError(_failure(runs, folder))
+            raise SuperError(_failure(runs, folder))
         used = {}
         if services is not None:
-            with contextlib.suppress(psutil.NoSuchProcess):  # the coordinator was restarted
+            with contextlib.suppress(psutil.NoSuchProcess):  # a restarted coordinator
                 used = services.processes.read()
-    cpu_s = _children_cpu_s() - before_s  # all have ended, including shared services
+    cpu_s = _children_cpu_s() - before_s  # all have exited, shared services included
     places = [_run_in(run.output.parent) for run in runs]
     return RoundMeasured(
         runs=tuple(map(read_run, places)),
-        # Until the last report: the processes themselves also wait for their services.
+        # Up to the last report, because the processes then wait for their services.
         wall_s=max((place / "report.json").stat().st_mtime for place in places) - begun_at_s,
         cpu_s=cpu_s,
         services_cpu_s={name: reading.cpu_s for name, reading in used.items()},
@@ -151,7 +146,6 @@ def _run_round(turn: Round, arm: Arm, folder: Path) -> RoundMeasured:
 def _run_of(
     trial: Trial, folder: Path, turn: Round, services: _Services | None, launch: tuple[str, ...]
 ) -> RunProcess:
-    """Write the trial's complete spec, so that ``superdl run`` can repeat it."""
     place = folder / trial.name if trial.name else folder
     place.mkdir(parents=True)
     spec = replace(trial.spec, output=str(place))
@@ -163,13 +157,13 @@ def _run_of(
 
 
 def _run_in(place: Path) -> Path:
-    """Return the latest run's directory in ``place``, or ``place`` itself, which fails when read."""
+    """Return the latest run in ``place`` or, if there is none, ``place``, whose reading fails."""
     directories = sorted(entry for entry in place.iterdir() if (entry / "report.json").is_file())
     return directories[-1] if directories else place
 
 
 def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
-    # Runs that were ended because of another are not at fault.
+    # Prefer a run that failed by itself to those ended because of it.
     failed = min((run for run in runs if run.code), key=lambda run: run.was_ended)
     code = failed.code or 0
     ending = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -178,21 +172,19 @@ def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
 
 
 def _children_cpu_s() -> float:
-    """Return the CPU seconds of all children that were waited for, and of their descendants."""
+    """Return the CPU seconds of all children waited for, and of their descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 class _Services(NamedTuple):
-    """The services of one round: the coordinator's address, and all processes."""
-
     address: str
     processes: ProcessGroups
 
 
 @contextlib.contextmanager
 def _shared_services() -> Iterator[_Services]:
-    """Start a round's services cold, keep them running as a training process would, then stop them."""
+    """Run a round's services, started cold, for the duration of the block."""
     from superdl.sampler.embedded.embedded import Embedded  # imports torch
     from superdl.sampler.embedded.settings import EmbeddedSettings
 

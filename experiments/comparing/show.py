@@ -1,4 +1,4 @@
-"""Display a comparison on a console, and as ``report.html`` with plots."""
+"""Print a comparison, and render its page, ``report.html``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from superdl.experiments.reporting.page import (
     ABSENT,
     Plot,
     Table,
-    count,
     draw_bars,
     facts_table,
-    height_of_bars,
     moment,
     number,
     plot_of,
     render,
     seconds,
 )
+from superdl.super_wire.redaction import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,22 +34,22 @@ _MACHINE = ("cpu", "platform", "usable_cpus", "device", "device_name", "python")
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the table, the conclusions, and what the table leaves out."""
+    """Print the table and the conclusions."""
     if comparison.rounds:
         title = f"{comparison.name}: median of the repeats, with the range below it"
         heads, rows, _ = _side_by_side(comparison, "\n")
-        print_rows(console, heads, rows, title=title, words=2)
+        print_rows(console, heads, rows, title=title, text_columns=2)
     lines = [f"{comparison.status.capitalize()} after {comparison.took_s:.1f} s."]
     if comparison.reason:
         lines.append(f"Reason: {comparison.reason}")
-    lines += [" ".join(point) for point in comparison.words()]
+    lines += [" ".join(point) for point in comparison.conclusions()]
     lines.append(f"Written to {comparison.directory}")
     for line in lines:
         say(console, line)
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """Return the page as HTML."""
+    """Return a comparison's page as HTML."""
     machine = {name: value for name in _MACHINE if (value := comparison.environment.get(name))}
     heads, rows, best = _side_by_side(comparison, " [", "]")
     return render(
@@ -58,7 +57,7 @@ def comparison_page(comparison: Comparison) -> str:
         title=f"{comparison.name}: {', '.join(arm.name for arm in comparison.arms)}",
         subtitle=(
             f"{comparison.status}, started {moment(comparison.started_at)}, "
-            f"{count(len(comparison.rounds), 'round')} in {seconds(comparison.took_s)}"
+            f"{counted(len(comparison.rounds), 'round')} in {seconds(comparison.took_s)}"
         ),
         comparison=comparison,
         side_by_side=Table("Median of the repeats, with the range in brackets", heads, rows, best=best),
@@ -73,7 +72,7 @@ def comparison_page(comparison: Comparison) -> str:
 def _side_by_side(
     comparison: Comparison, between: str, end: str = ""
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[int | None]]:
-    """Return heads and rows of all figures by arm, and the winner's column in each row."""
+    """Return heads and rows of all figures by arm, and the winner's column of each row."""
     names = [arm.name for arm in comparison.arms]
     rows: list[tuple[str, ...]] = []
     columns: list[int | None] = []
@@ -90,7 +89,7 @@ def _side_by_side(
 
 
 def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:
-    """Format the median and, if values differ, the range, separated by ``between``."""
+    """Format the median and, if values differ, the range."""
     if spread is None:
         return ABSENT
     if spread.least == spread.most:
@@ -98,7 +97,7 @@ def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:
     return f"{number(spread.median)}{between}{number(spread.least)} to {number(spread.most)}{end}"
 
 
-def _counted(comparison: Comparison) -> str:
+def _scope(comparison: Comparison) -> str:
     return "after the warm-up" if comparison.warmup_epochs else "of all epochs"
 
 
@@ -110,7 +109,7 @@ def _cpu_by_part(comparison: Comparison) -> Table | None:
     groups = dict.fromkeys(name for used in by_arm.values() for name in used)
     rows = [(name, *(used.get(name) for used in by_arm.values())) for name in groups]
     heads = ("processes", *(f"{arm} (ms/image)" for arm in by_arm))
-    caption = f"CPU {_counted(comparison)} by part, mean of the repeats"
+    caption = f"CPU {_scope(comparison)} by part, mean of the repeats"
     return Table(caption, heads, rows) if rows else None
 
 
@@ -145,10 +144,10 @@ def _plot(comparison: Comparison) -> Plot | None:
             above = [spread and spread.most - spread.median for spread in spreads.values()]
             drawings.append(partial(draw, bars=bars, spread=(below, above)))
     return plot_of(
-        f"Figures {_counted(comparison)}: bars show the median of the repeats, whiskers the range.",
+        f"Figures {_scope(comparison)}: bars show the median of the repeats, whiskers the range.",
         drawings,
         columns=min(2, len(drawings)),
-        row_in=height_of_bars(len(comparison.arms)),
+        row_in=0.9 + 0.34 * len(comparison.arms),
     )
 
 

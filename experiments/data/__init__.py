@@ -1,4 +1,4 @@
-"""The data of experiments: drawn and published sets, users' own sources, and uploads."""
+"""Data of runs: drawn and published sets, the user's own sources, and uploads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from superdl.experiments.data.pushing import push
 from superdl.experiments.data.sources import PreparedData, Source, prepare_data
 from superdl.experiments.image_sets import MADE_SETS, PUBLISHED_SETS, MadeSet, default_directory
 
-# The command line loads this package, so it imports neither torch nor scikit-learn.
+# Commands import this package, so it must import neither torch nor scikit-learn.
 __all__ = [
     "DIGITS_FORMAT",
     "MADE_SETS",

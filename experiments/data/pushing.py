@@ -1,4 +1,4 @@
-"""Upload a directory to S3 in parallel, each file atomically, and skip files already there."""
+"""Upload a directory to S3 in parallel, skipping files that are already there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import hashlib
 import mimetypes
 import os
 import stat
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,68 +21,55 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.objects import Bucket
 
-_MOST_BYTES = 5 * 2**30  # of an object in a single request
-_MOST_FAILURES = 20
-_AHEAD = 4  # queued files for each worker
+_MAX_BYTES = 5 * 2**30  # of an object in a single request
+_MAX_FAILURES = 20
 
 
 def push(
     directory: Path, url: str, *, workers: int = 16, done: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, int]:
-    """Upload all files below ``directory`` to ``url``, ``s3://bucket/prefix``, under their relative paths.
+    """Upload all files in ``directory`` to ``url``, ``s3://bucket/prefix``, under their relative paths.
 
-    ``done`` is called for each file sent or already there, with its size and the total in bytes.
-    Return the total number of ``files``, how many were ``sent`` or already ``there``, and ``bytes`` sent.
+    Return the total number of ``files``, how many were ``sent`` or already ``there``, and the ``bytes`` sent.
+    ``done`` is called for each of these files, with its size and the total of all files, both in bytes.
 
     Raises:
         ConfigError: ``url`` is not on S3.
-        SourceNotFoundError: there is no such directory.
+        SourceNotFoundError: the directory does not exist.
         SourceError: the bucket cannot be listed, an entry is not a readable file, or files were not sent. The
-        message lists up to 20 of them, after which no more are tried.
+            message lists 20 failures or a few more, after which no other folder is sent.
     """
     bucket, prefix = split_url(url, "the place")
     if not bucket.startswith("s3://"):
         raise ConfigError(f"the target must be s3://bucket/prefix, not {url!r}")
     client, prefix = open_bucket(bucket), f"{prefix.strip('/')}/".lstrip("/")
-    files = all_bytes = 0
-    # First for the total: an entry that cannot be sent then fails before any upload.
-    for _, sizes in _folders(directory):
-        files, all_bytes = files + len(sizes), all_bytes + sum(sizes.values())
-    counts, failed = {"files": files, "sent": 0, "there": 0, "bytes": 0}, list[str]()
-    pending = deque[Future[tuple[bool, int]]]()
-
-    def settle(most: int) -> None:
-        """Wait until at most ``most`` files are pending."""
-        while len(pending) > most:
-            try:
-                sent, size_bytes = pending.popleft().result()
-            except SourceError as error:
-                failed.append(str(error))
-                continue
-            counts["sent" if sent else "there"] += 1
-            counts["bytes"] += size_bytes * sent
-            done(size_bytes, all_bytes)
-
+    # Read all folders first, to find entries that cannot be sent before any upload.
+    folders = list(_folders(directory))
+    files = sum(len(sizes) for _, sizes in folders)
+    all_bytes = sum(sum(sizes.values()) for _, sizes in folders)
+    counts, failures = {"files": files, "sent": 0, "there": 0, "bytes": 0}, list[str]()
     with ThreadPoolExecutor(workers) as pool:
-        try:
-            for folder, sizes in _folders(directory):
-                below = prefix + "".join(f"{part}/" for part in folder.relative_to(directory).parts)
-                # Listing a folder bounds memory and saves a request per file.
-                known = _objects(client, below)
-                for name in sizes:
-                    if len(failed) < _MOST_FAILURES:
-                        path, key = folder / name, below + name
-                        pending.append(pool.submit(_send, client, path, key, known.get(key)))
-                        # Bounds the memory of queued files.
-                        settle(_AHEAD * workers)
-            settle(0)
-        finally:
-            pool.shutdown(cancel_futures=True)
-    if failed:
+        for folder, sizes in folders:
+            below = prefix + "".join(f"{part}/" for part in folder.relative_to(directory).parts)
+            # Listing each folder bounds memory and saves a request per file.
+            known = _objects(client, below)
+            keys = [below + name for name in sizes]
+            paths = [folder / name for name in sizes]
+            for sent in pool.map(_send, repeat(client), paths, keys, map(known.get, keys)):
+                if isinstance(sent, str):
+                    failures.append(sent)
+                    continue
+                was_sent, size_bytes = sent
+                counts["sent" if was_sent else "there"] += 1
+                counts["bytes"] += size_bytes * was_sent
+                done(size_bytes, all_bytes)
+            if len(failures) >= _MAX_FAILURES:
+                break
+    if failures:
         missing = files - counts["sent"] - counts["there"]
         raise SourceError(
-            f"{missing:,} of {files:,} files are not in {url}; fix the errors and push again to send "
-            f"the rest: {'; '.join(failed[:_MOST_FAILURES])}"
+            f"{missing:,} of {files:,} files are not in {url}. Fix the errors, and push again to send the "
+            f"rest: {'; '.join(failures[:_MAX_FAILURES])}"
         )
     return counts
 
@@ -93,40 +80,39 @@ def _objects(client: Bucket, below: str) -> dict[str, tuple[int, str]]:
         return {item.key: (item.size, item.version) for page in pages for item in page.objects}
     except ObjectError as error:
         raise SourceError(
-            f"{client.name}/{below} cannot be listed: {error}; pushing needs AWS credentials that "
-            "allow s3:ListBucket and s3:PutObject, and SUPER_S3_ENDPOINT_URL if the store is not AWS"
+            f"cannot list {client.name}/{below}: {error}. Pushing needs AWS credentials that allow "
+            "s3:ListBucket and s3:PutObject, and SUPER_S3_ENDPOINT_URL for a store other than AWS."
         ) from error
 
 
-def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -> tuple[bool, int]:
-    """Send a file unless it was sent before. Return whether it was sent now, and its size."""
+def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -> tuple[bool, int] | str:
+    """Send a file unless it is there. Return whether it was sent and its size, or an error."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
             size_bytes = file.tell()
-            # The ETag is an MD5, except in buckets encrypted by KMS: there all is sent again.
+            # The ETag is the MD5, except in buckets encrypted by KMS, to which all files are sent again.
             if known == (size_bytes, digest.hexdigest()):
                 return False, size_bytes
-            if size_bytes > _MOST_BYTES:
-                raise SourceError(f"{path} is larger than {_MOST_BYTES:,} bytes")
+            if size_bytes > _MAX_BYTES:
+                return f"{path} is larger than {_MAX_BYTES:,} bytes"
             kind = mimetypes.guess_type(key)[0] or ""
-            # The store refuses content that does not match this digest.
+            # The store refuses content that does not match the digest.
             client.put(key, file, content_type=kind, md5=base64.b64encode(digest.digest()).decode())
     except (OSError, ValueError, ObjectError) as error:
-        raise SourceError(f"{path}: {error}") from error
+        return f"{path}: {error}"
     return True, size_bytes
 
 
 def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Yield each folder with the sizes of its files by name, and reject entries that cannot be sent."""
+    """Yield each folder with its files' sizes by name. Raise SourceError for entries that cannot be sent."""
 
     def refuse(error: OSError) -> NoReturn:
-        raise SourceError(f"{error.filename} cannot be read: {error.strerror}") from error
+        raise SourceError(f"cannot read {error.filename}: {error.strerror}") from error
 
     if not directory.is_dir():
         raise SourceNotFoundError(f"there is no directory {directory.absolute()}")
     for place, below, names in os.walk(directory, onerror=refuse):
-        # os.walk descends in this order.
         below.sort()
         folder, sizes = Path(place), {}
         for name in sorted(names):
@@ -135,10 +121,12 @@ def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
             except OSError as error:
                 refuse(error)
             if not stat.S_ISREG(known.st_mode):
-                raise SourceError(f"{folder / name} is not a file, so its directory cannot be pushed")
+                raise SourceError(f"cannot push {folder / name}: it is not a file")
             sizes[name] = known.st_size
-        # os.walk does not follow links, and would leave their files out.
+        # os.walk does not follow links, so their files would be missing.
         for name in below:
             if (folder / name).is_symlink():
-                raise SourceError(f"{folder / name} is a link to a directory: push its target separately")
+                raise SourceError(
+                    f"cannot push {folder / name}: it links to a directory. Push its target separately."
+                )
         yield folder, sizes

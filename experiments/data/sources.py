@@ -1,11 +1,10 @@
-"""Turn a spec's `data` section into source URLs, and write a missing set first.
+"""Turn a spec's `data` section into source URLs, and draw a set that is missing.
 
-Nothing is written into a user's set. Missing parts are written beside it, into ``<directory>-superdl``.
+A user's set is never modified. Files that it lacks are written to ``<directory>-superdl``.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,84 +18,75 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from superdl.experiments.spec import DataSpec
-    from superdl.super_wire.ids import Versions
-
-_SCHEMES = ("file", "s3")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The location of a split's samples, with a key list if folders do not list them."""
+    """A split's source, with a key list if its folders are not the classes."""
 
     url: str
     key_list: str | None = None
-    # As in SuperDataset; without classes, the source names them.
-    alias: str | None = None
-    versions: Versions | None = None
-    classes: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()  # by default, those of the source
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """The sources of a run. Without ``val``, there is no validation."""
+    """A run's sources. Without ``val``, there is no validation."""
 
     train: Source
     val: Source | None
-    note: str | None = None  # identifies the images if the spec allows several
+    note: str | None = None  # which images are used, if it depends on what exists
 
 
-def prepare_data(data: DataSpec, tell: Callable[[str], None] = lambda _: None) -> PreparedData:
-    """Return the sources that ``data`` specifies, or find or write its set if it specifies none.
+def prepare_data(data: DataSpec, log: Callable[[str], None] = lambda _: None) -> PreparedData:
+    """Return the sources that ``data`` specifies or, if it specifies none, find or draw its set.
 
-    ``tell`` receives progress messages while a set is written.
+    ``log`` receives progress messages while a set is drawn.
 
     Raises:
-        ConfigError: the scheme of a URL is unknown, or a set cannot be written.
+        ConfigError: a set cannot be written.
         SourceNotFoundError: a local directory does not exist.
-        SourceError: a directory contains something other than the set, or a damaged set.
+        SourceError: a directory contains something other than the set.
     """
     if data.train is None:
         if data.kind in PUBLISHED_SETS:
-            return _published_or_made(data, tell)
+            return _published_or_drawn(data, log)
         if data.kind in MADE_SETS:
-            return _splits_of(_made(data, MADE_SETS[data.kind], tell))
+            return _splits_of(_draw(data, MADE_SETS[data.kind], log))
         return _splits_of(make_digits(data.directory or "data/digits"))
     url = _source_url(data.train, "data.train")
-    train = Source(url, data.train_key_list, data.train_alias, data.versions)
+    train = Source(url, data.train_key_list)
     if data.val is None:
         return PreparedData(train, None)
     url = _source_url(data.val, "data.val")
-    return PreparedData(train, Source(url, data.val_key_list, data.val_alias, data.versions))
+    return PreparedData(train, Source(url, data.val_key_list))
 
 
-def _published_or_made(data: DataSpec, tell: Callable[[str], None]) -> PreparedData:
+def _published_or_drawn(data: DataSpec, log: Callable[[str], None]) -> PreparedData:
     published = PUBLISHED_SETS[data.kind]
     place = Path(data.directory or Path("data") / published.folder).expanduser().absolute()
     prepared = None if made_in(place) is not None else find_published(data.kind, place)
     if prepared is not None:
         note = f"the images are {data.kind} as published, in {place}"
-        if data.samples is not None:
-            note += "; all of them are used, since data.samples applies only to drawn sets"
         if prepared.val is None:
             note += "; there are no validation images"
         return replace(prepared, note=note)
     note = (
-        f"the published {data.kind} is not in {place} (superdl data list shows the files it needs); the "
-        f"images are drawn ones, {published.like}, so accuracies are not comparable with those of the "
-        "published set"
+        f"the published {data.kind} is not in {place} (superdl data list shows the files it needs). The "
+        f"images are drawn ones, {published.like}, so accuracies are not comparable with the published set's"
     )
-    return replace(_splits_of(_made(data, MADE_SETS[published.like], tell)), note=note)
+    return replace(_splits_of(_draw(data, MADE_SETS[published.like], log)), note=note)
 
 
-def _made(data: DataSpec, made: MadeSet, tell: Callable[[str], None]) -> Path:
+def _draw(data: DataSpec, made: MadeSet, log: Callable[[str], None]) -> Path:
     directory = Path(data.directory or default_directory(made, data.samples)).expanduser()
     samples, seed = data.samples, 0
-    # Without samples, a set of any size will do.
+    # Without data.samples, use an existing set of any size.
     if samples is None:
-        standing = made_in(directory)
-        if standing is not None and standing.get("name") == made.name:
-            samples, seed = standing["counts"]["train"], standing.get("seed", 0)
-    return make_set(made, directory, samples=samples, seed=seed, tell=tell)
+        existing = made_in(directory)
+        if existing is not None and existing.get("name") == made.name:
+            samples, seed = existing["counts"]["train"], existing.get("seed", 0)
+    return make_set(made, directory, samples=samples, seed=seed, log=log)
 
 
 def _splits_of(directory: Path) -> PreparedData:
@@ -104,24 +94,16 @@ def _splits_of(directory: Path) -> PreparedData:
 
 
 def _source_url(value: str, key: str) -> str:
-    scheme, separator, rest = value.partition("://")
-    if not separator:
-        return _existing(Path(value).expanduser(), key)
-    if scheme not in _SCHEMES:
-        raise ConfigError(
-            f"{key} has the unknown scheme {scheme!r}; allowed: s3://bucket/prefix, file:///path"
-        )
-    return _existing(Path(rest), key) if scheme == "file" else value
-
-
-def _existing(directory: Path, key: str) -> str:
+    if "://" in value and not value.startswith("file://"):
+        return value
+    directory = Path(value.removeprefix("file://")).expanduser()
     if not directory.is_dir():
         raise SourceNotFoundError(f"{key}: there is no directory {directory.absolute()}")
     return _file_url(directory)
 
 
 def _file_url(directory: Path) -> str:
-    """Return the directory's real path as a URL, not percent-encoded, like all sources."""
+    # Like all sources, the path is not percent-encoded.
     return f"file://{directory.resolve()}"
 
 
@@ -133,7 +115,7 @@ _ANNOTATIONS = "val_annotations.txt"
 
 
 def find_published(name: str, directory: Path) -> PreparedData | None:
-    """Find the set ``name`` in ``directory``, or return None if that is empty or missing."""
+    """Find the published set ``name`` in ``directory``, or return None if that is empty or missing."""
     directory = directory.expanduser().absolute()
     try:
         if not any(directory.iterdir()):
@@ -141,46 +123,42 @@ def find_published(name: str, directory: Path) -> PreparedData | None:
         train, val = _class_folders(directory, _TRAIN), _class_folders(directory, _VAL)
         if train is None:
             raise SourceError(
-                f"{directory} is not empty, but does not contain {name} in the expected layout "
-                f"({PUBLISHED_SETS[name].layout}): use the directory that contains these files"
+                f"{directory} does not contain {name} as published, {PUBLISHED_SETS[name].layout}. "
+                "Use the directory that contains these files."
             )
         if name == "tiny-imagenet" and (directory / "val" / _ANNOTATIONS).is_file():
             return _with_annotations(directory, train)
         if val is None and any((directory / split).is_dir() for split in _VAL):
             raise SourceError(
-                f"the validation images of {directory} are not in class folders, so their classes are "
-                f"unknown: sort them into folders as in {PUBLISHED_SETS[name].layout}, or set data.train, "
-                "data.val and data.val_key_list"
+                f"the classes of the validation images in {directory} are unknown, because they are not in "
+                f"class folders. Sort them as in {PUBLISHED_SETS[name].layout}, or set data.train, data.val "
+                "and data.val_key_list."
             )
         return PreparedData(Source(_file_url(train)), None if val is None else Source(_file_url(val)))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise SourceError(
-            f"cannot look for {name} in {directory}: {error.strerror} ({error.filename}); set "
-            "data.directory to a readable directory"
+            f"cannot read {name} in {directory}: {error.strerror} ({error.filename}). Set data.directory to "
+            "a readable directory."
         ) from error
 
 
 def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
-    """Return the first directory of ``names`` with folders other than ``images``."""
+    """Return the first of ``names`` that contains folders other than ``images``."""
     for name in names:
-        try:
-            with os.scandir(directory / name) as entries:
-                if any(entry.is_dir() and entry.name != "images" for entry in entries):
-                    return directory / name
-        except (FileNotFoundError, NotADirectoryError):
-            continue
+        if any(entry.is_dir() and entry.name != "images" for entry in (directory / name).glob("*")):
+            return directory / name
     return None
 
 
 def _with_annotations(directory: Path, train: Path) -> PreparedData:
     """Write a key list of Tiny ImageNet's validation images, which share one folder."""
     annotations = directory / "val" / _ANNOTATIONS
-    # A line has an image's file, its class and a box, separated by tabs.
+    # Each line has a file, its class and a box, separated by tabs.
     rows = [line.split("\t")[:2] for line in annotations.read_text(encoding="utf-8").splitlines()]
     if any(len(row) < 2 for row in rows):  # noqa: PLR2004  # file and class
-        raise SourceError(f"{annotations} needs a file and a class in each line: unpack the archive again")
+        raise SourceError(f"{annotations} has a line without file and class. Unpack the archive again.")
     key_list = directory.with_name(f"{directory.name}-superdl") / "val.csv"
     content = "key,label\n" + "".join(f"{key},{label}\n" for key, label in sorted(rows))
     try:
@@ -189,8 +167,8 @@ def _with_annotations(directory: Path, train: Path) -> PreparedData:
             write_whole(content, key_list)
     except OSError as error:
         raise ConfigError(
-            f"the classes of the validation images cannot be written to {key_list}: {error.strerror}; link "
-            "the set into a writable directory (ln -s) and use the link"
+            f"cannot write the classes of the validation images to {key_list}: {error.strerror}. Link the "
+            "set into a writable directory (ln -s), and use the link."
         ) from error
     images = Source(_file_url(directory / "val" / "images"), _file_url(key_list))
     return PreparedData(Source(_file_url(train)), images)

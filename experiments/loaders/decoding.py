@@ -1,4 +1,4 @@
-"""Loaders whose workers decode a source's unchanged files. ``torch`` is the baseline for SUPER."""
+"""Loaders whose workers decode a source's original files. ``torch`` is the baseline for SUPER."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
-from superdl.experiments.loaders.samples import WorkerFigures, decode_image, list_samples
+from superdl.experiments.loaders.samples import WorkerMetrics, decode_image, list_samples
 from superdl.experiments.records import LoaderCounters
 from superdl.super_wire.errors import BadSampleError, ConfigError
 
@@ -36,12 +36,12 @@ _CHANNELS = 3
 class Decode:
     """Decode the raw samples of a batch and stack them: a picklable collate function.
 
-    A raw sample is a mapping with the ``index`` of the sample, the bytes of its ``image``, and perhaps
-    ``fetch_s``, the seconds to fetch it.
+    A raw sample is a mapping with the sample's ``index``, the bytes of its ``image`` and, optionally,
+    ``fetch_s``, the fetch time in seconds.
 
     Args:
-        samples: the samples to which the indices refer. Their ids seed random steps.
-        skips_bad: leave out images that cannot be decoded, instead of raising BadSampleError.
+        samples: the samples that indices refer to. Their ids seed random steps.
+        skips_bad: skip images that cannot be decoded instead of raising BadSampleError.
 
     Raises:
         RecipeError: ``recipe.steps`` is invalid.
@@ -52,24 +52,24 @@ class Decode:
         from superdl.lambda_prefetch.settings import FunctionSettings
 
         self.samples = samples
-        # The epoch of random steps. Workers see its changes.
+        # Seeds random steps. Workers see its changes, because it is in shared memory.
         self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._recipe = recipe
         self._skips_bad = skips_bad
         self._modules: frozenset[str] = frozenset()
         if recipe.steps is not None:
             self._modules = FunctionSettings.from_environment().step_modules
-        self._maker()  # rejects an impossible recipe now, not in a worker
+        self._decoder()  # raises here, not in a worker, if the recipe is invalid
 
     def __call__(self, raw: Sequence[Mapping[str, Any]]) -> Batch:
-        """Return the batch of raw samples, in their order.
+        """Decode raw samples into a batch, in order.
 
         Raises:
             BadSampleError: an image cannot be decoded.
             ConfigError: the images have different sizes, are not uint8 RGB, or are several arrays.
         """
         start_s = time.perf_counter()
-        make = self._maker()
+        decode = self._decoder()
         keys: list[str] = []
         labels: list[int] = []
         pixels: list[Pixels] = []
@@ -77,7 +77,7 @@ class Decode:
             index = int(sample["index"])
             key = self.samples.keys[index]
             try:
-                pixels.append(self._made(make, sample["image"], key))
+                pixels.append(self._decode_sample(decode, sample["image"], key))
             except BadSampleError:
                 if not self._skips_bad:
                     raise
@@ -86,16 +86,15 @@ class Decode:
             labels.append(self.samples.labels[index])
         decode_s = time.perf_counter() - start_s
         images, stacked_labels = stack(pixels, labels)
-        figures = WorkerFigures(
+        metrics = WorkerMetrics(
             batch_id=hashlib.blake2b("\0".join(keys).encode(), digest_size=16).digest(),
             fetch_s=sum(sample.get("fetch_s", 0.0) for sample in raw),
             decode_s=decode_s,
             size_bytes=images.numel(),
         )
-        return images, stacked_labels, figures
+        return images, stacked_labels, metrics
 
-    def _maker(self) -> Callable[[bytes, str], Any]:
-        """Return the function that makes pixels of a file's content and its key."""
+    def _decoder(self) -> Callable[[bytes, str], Any]:
         recipe = self._recipe
         if recipe.steps is None:
             return lambda content, _: decode_image(content, resize=recipe.resize, crop=recipe.crop)
@@ -103,7 +102,7 @@ class Decode:
         from superdl.super_wire.recipe import Recipe
         from superdl.super_wire.request import Limits
 
-        # The functions' own code: the same pixels for the same CPU time.
+        # The code that functions run, so both pixels and CPU time are comparable.
         return Program(
             Recipe(recipe.steps, augment_seed=recipe.augment_seed),
             bucket=self.samples.id_bucket,
@@ -113,44 +112,42 @@ class Decode:
             step_modules=self._modules,
         ).make
 
-    def _made(self, make: Callable[[bytes, str], Any], content: bytes, key: str) -> Pixels:
+    def _decode_sample(self, decode: Callable[[bytes, str], Any], content: bytes, key: str) -> Pixels:
         try:
-            made = make(bytes(content), key)
+            decoded = decode(bytes(content), key)
         except MemoryError:  # not the image's fault
             raise
-        except Exception as error:  # Pillow raises anything on broken bytes
+        except Exception as error:  # Pillow raises arbitrary errors for corrupt files
             raise BadSampleError(
-                f"{self.samples.bucket}/{key}: it cannot be decoded ({type(error).__name__}: {error})"
+                f"cannot decode {self.samples.bucket}/{key}: {type(error).__name__}: {error}"
             ) from error
-        if isinstance(made, dict):
-            raise ConfigError("recipe.steps produce several arrays, but models here take a single image")
-        pixels = np.asarray(made)
+        pixels = np.asarray(decoded)  # several arrays become an object
         if pixels.dtype != np.uint8 or pixels.ndim != _CHANNELS or pixels.shape[2] != _CHANNELS:
             raise ConfigError(
-                f"recipe.steps produce {pixels.dtype} of shape {pixels.shape}, but models here take uint8 "
-                "of shape (height, width, 3)"
+                f"recipe.steps produce {pixels.dtype} of shape {pixels.shape}, but a model needs one uint8 "
+                "array of shape (height, width, 3)"
             )
         return pixels
 
 
 def stack(pixels: Sequence[Pixels], labels: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Stack images and their labels, as a channels_last view of one copy.
+    """Stack images with a single copy into a channels_last tensor, and return it with the labels.
 
     Raises:
-        ConfigError: the images have different heights or widths.
+        ConfigError: the images differ in height or width.
     """
     if not pixels:
         return torch.empty((0, _CHANNELS, 0, 0), dtype=torch.uint8), torch.empty(0, dtype=torch.int64)
     shapes = sorted({image.shape[:2] for image in pixels})
     if len(shapes) > 1:
         raise ConfigError(
-            f"the images of a batch have different heights and widths, {shapes[0]} and {shapes[-1]}: "
-            "end recipe.steps with a crop"
+            f"cannot stack images of different heights and widths, {shapes[0]} and {shapes[-1]}. End "
+            "recipe.steps with a crop."
         )
     shape = (len(pixels), *pixels[0].shape)
     if get_worker_info() is None:
         images = torch.empty(shape, dtype=torch.uint8)
-    else:  # into shared memory, as torch's own collate
+    else:  # in shared memory, as in torch's default_collate
         size = len(pixels) * pixels[0].nbytes
         storage: Any = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]  # noqa: SLF001
         images = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,)).view(shape)
@@ -168,7 +165,7 @@ class SourceFiles(Dataset[dict[str, Any]]):
         return len(self._samples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Read one file. Raises what `Samples.read` raises."""
+        """Read one file. Raises the same errors as `Samples.read`."""
         start_s = time.perf_counter()
         content = self._samples.read(index)
         return {"index": index, "image": content, "fetch_s": time.perf_counter() - start_s}
@@ -179,9 +176,9 @@ class SourceFiles(Dataset[dict[str, Any]]):
 
 @contextmanager
 def starting_workers() -> Iterator[None]:
-    """Block SIGTERM in this thread and the workers it starts. Other threads still receive the signal."""
-    # Schedulers send SIGTERM to the whole process group, but the run needs its workers for
-    # its last step and checkpoint.
+    """Block SIGTERM in this thread and in workers started meanwhile, but not in other threads."""
+    # Schedulers send SIGTERM to the whole process group, but a run needs its workers for the
+    # last step and checkpoint.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -190,8 +187,8 @@ def starting_workers() -> Iterator[None]:
 
 
 def end_workers(batches: Any) -> None:
-    """Stop the workers of a DataLoader at once. Unlike torch, kill one that hangs."""
-    # Torch does this when the last reference goes, without a public name.
+    """Stop a DataLoader's workers at once. Unlike torch, kill any that hang."""
+    # torch does this when the last reference is dropped, and has no public method for it.
     iterator = getattr(batches, "_iterator", None)
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is None:
@@ -204,18 +201,18 @@ def end_workers(batches: Any) -> None:
 
 
 class DecodingLoader:
-    """A DataLoader whose workers decode, counted like a job's functions. Each iteration is an epoch.
+    """A DataLoader whose workers decode, with counters like a job's. Each iteration is an epoch.
 
-    ``settings`` are named as in the loader's documentation. It cannot seek: a resumed epoch is read from its
-    start, and the batches before the position are dropped. A loader that cannot repeat an order raises an
-    error instead.
+    It cannot seek: a resumed epoch is read from its start, and batches before the position are dropped.
 
     Args:
-        batches: yields the ``length`` batches of one rank each time it is iterated.
+        batches: an iterable that yields one rank's ``length`` batches each time.
         decode: the collate function of these batches.
-        choose_epoch: sets the order of the next iteration. Without it, orders count from 0.
-        pads: whether this rank's last sample only pads it to the length of other ranks.
-        requests: requests to a bucket that are billed for each sample.
+        settings: options for the report, named as in the loader's documentation.
+        choose_epoch: a function that sets the order of the next iteration. Without one, the loader cannot
+            repeat an order and refuses to resume within an epoch.
+        pads: whether this rank's last sample only makes it as long as the other ranks.
+        requests: the number of billed bucket requests per sample.
     """
 
     def __init__(
@@ -245,11 +242,11 @@ class DecodingLoader:
         self.resumes_within_epochs = choose_epoch is not None
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch, or 0 once closed."""
+        """Return the number of batches in an epoch, or 0 if closed."""
         return 0 if self._batches is None else self._length
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch, and keep a loaded batch position in it."""
+        """Set the next epoch. A batch position loaded for that epoch is kept."""
         if epoch != self._epoch:
             self._epoch, self._batch = epoch, 0
 
@@ -257,7 +254,7 @@ class DecodingLoader:
         return {"format": _FORMAT, "samples": self.sample_count, "batches": self._length}
 
     def state_dict(self, batches: int) -> dict[str, Any]:
-        """Return the position after ``batches`` of the latest iteration, as plain values."""
+        """Return the position after ``batches`` batches of the latest iteration, as plain values."""
         epoch, batch = self._began_at
         return {**self._facts(), "epoch": epoch, "batch": batch + batches}
 
@@ -266,13 +263,13 @@ class DecodingLoader:
         for name, value in self._facts().items():
             if state.get(name) != value:
                 raise ConfigError(
-                    "the loader's state is of another loader.kind or of other data: "
-                    f"{name} was {state.get(name)} and is now {value}"
+                    f"the loader's state belongs to another loader.kind or to other data: {name} was "
+                    f"{state.get(name)} and is now {value}"
                 )
         if state["batch"] and not self.resumes_within_epochs:
             raise ConfigError(
-                "this loader cannot resume within an epoch, since it would repeat some samples and skip "
-                "others: resume from a checkpoint taken at the end of an epoch (training.checkpoint_every)"
+                "this loader cannot resume within an epoch: it would repeat some samples and skip others. "
+                "Resume from a checkpoint taken at the end of an epoch (training.checkpoint_every)."
             )
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
 
@@ -283,31 +280,31 @@ class DecodingLoader:
         self._epoch, self._batch = epoch + 1, 0
         self._decode.epoch.fill_(epoch)
         self._choose_epoch(epoch)
-        for count, (images, labels, figures) in enumerate(self._batches, 1):
-            # Dropped batches are counted too, since they cost as much.
-            self._counters.fetch_s += figures.fetch_s
-            self._counters.decode_s += figures.decode_s
+        for count, (images, labels, metrics) in enumerate(self._batches, 1):
+            # Dropped batches cost as much, so they count too.
+            self._counters.fetch_s += metrics.fetch_s
+            self._counters.decode_s += metrics.decode_s
             self._counters.samples_produced += len(labels)
             self._counters.source_requests += self._requests * len(labels)
             if count <= dropped:
                 continue
             if self._pads and count == self._length:
-                figures = replace(figures, padding=np.arange(len(labels)) == len(labels) - 1)  # noqa: PLW2901  # the last sample
-            yield images, labels, figures
+                metrics = replace(metrics, padding=np.arange(len(labels)) == len(labels) - 1)  # noqa: PLW2901  # the last sample
+            yield images, labels, metrics
 
     def job_stats(self) -> LoaderCounters:
-        """Return the work done so far."""
+        """Return the counters so far."""
         return replace(self._counters)
 
     def close(self) -> None:
         """Stop the workers at once."""
-        # The garbage collector stops workers in a cycle badly.
+        # Do not rely on the garbage collector: it stops workers in a reference cycle too late.
         batches, self._batches = self._batches, None
         end_workers(batches)
 
 
 def open_torch(request: LoaderRequest) -> DecodingLoader:
-    """Open a split of a directory or a bucket with the DataLoader of torch."""
+    """Open a split of a directory or bucket with torch's DataLoader."""
     samples = list_samples(request.source, request.loader.kind)
     decode, files = Decode(samples, request.recipe), SourceFiles(samples)
     sampler: DistributedSampler[Any] = DistributedSampler(
@@ -328,6 +325,6 @@ def open_torch(request: LoaderRequest) -> DecodingLoader:
             "repeated_samples": len(sampler) * request.replicas - len(samples),
         },
         choose_epoch=sampler.set_epoch,
-        pads=request.rank > (len(samples) - 1) % request.replicas,  # DistributedSampler pads these ranks
+        pads=request.rank > (len(samples) - 1) % request.replicas,  # as DistributedSampler does
         requests=int(samples.bucket.startswith("s3://")),
     )

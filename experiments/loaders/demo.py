@@ -1,4 +1,4 @@
-"""Compare SUPER to a DataLoader with Pillow on this machine, without training: ``superdl demo``.
+"""``superdl demo``: compare SUPER with a DataLoader and Pillow on this machine, without training.
 
 Each loader reads in its own process, ``python -m superdl.experiments.loaders.demo TASK``.
 """
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Subset
 
-from superdl.coordinator.catalog import is_image  # imported here, so not while timed
+from superdl.coordinator.catalog import is_image  # imported here to exclude it from timing
 from superdl.experiments.console import print_rows, say
 from superdl.experiments.data import MADE_SETS, Source, make_set
 from superdl.experiments.loaders.decoding import Decode, SourceFiles
@@ -45,11 +45,11 @@ _MADE_IN = "data/demo"
 _MADE_SET = "imagenet-like"
 _IMAGES = 1500
 _PROBED = 8
-# The decoding of all epochs takes about this long; else fewer images are read.
+# Decoding all epochs takes at most about this long; otherwise, fewer images are read.
 _DECODING_S, _DECODING_EPOCHS = 50.0, 4
 _BATCH_SIZE = 64
 _RESIZE, _CROP = 256, 224
-_BAR = 44  # characters of the longest bar
+_BAR_WIDTH = 44  # of the longest bar, in characters
 _ERROR_LINES = 20
 # The epochs of each process.
 _COLUMNS = ("first epoch", "second epoch", "fresh process")
@@ -70,7 +70,7 @@ for epoch in range(3):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Epochs to read, over evenly spaced images of a directory of class folders."""
+    """Epochs of evenly spaced images from a directory of class folders."""
 
     loader: str
     directory: str
@@ -81,7 +81,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Images read and decoded, wall seconds, and CPU seconds of all processes."""
+    """Images read and decoded, wall time, and CPU time of all processes."""
 
     images: int
     decodes: int
@@ -93,12 +93,12 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
     """Measure both loaders, print the results, and return them for JSON.
 
     Args:
-        named: a folder with a folder of images for each class; by default drawn images, ``data/demo``.
-        images: the number of images to read at most; by default 1,500. They are evenly spaced.
+        named: a directory of class folders; by default drawn images in ``data/demo``.
+        images: the maximum number of images to read, evenly spaced; by default 1,500.
         console: receives all output.
 
     Raises:
-        SuperError: the images cannot be read, or a process failed; the message states the reason.
+        SuperError: the images cannot be read, or a process failed.
     """
     print_line = partial(say, console)
     directory = _directory(named, print_line)
@@ -108,14 +108,14 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
         f"reading {len(chosen):,} of {len(samples):,} images from {directory}, resized to {_RESIZE} and "
         f"cropped to {_CROP}"
     )
-    # Both loaders then find each image in the page cache.
+    # Afterwards, both loaders read images from the page cache.
     for index in chosen:
         samples.read(index)
     workers = min(usable_cores(), ceil(len(chosen) / _BATCH_SIZE))
     task = Task(PILLOW, str(directory), len(chosen), 2, workers)
     epochs: dict[str, list[Epoch]] = {PILLOW: [], SUPER: []}
     with tempfile.TemporaryDirectory(prefix="super-demo-", ignore_cleanup_errors=True) as scratch:
-        # Fresh processes have lost the cache, and keep the store.
+        # A fresh process has an empty cache, but the store remains.
         for count, loader in ((2, PILLOW), (2, SUPER), (1, PILLOW), (1, SUPER)):
             print_line(f"  {loader}: {'two epochs' if count > 1 else 'an epoch'} in a fresh process")
             epochs[loader] += _measured(replace(task, loader=loader, epochs=count), f"{scratch}/store")
@@ -134,25 +134,24 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
     )
     if bad := len(chosen) - epochs[SUPER][0].images:
         print_line(
-            f"Both loaders skipped {counted(bad, 'image')} that cannot be decoded. To list such files: "
-            f"superdl doctor {shlex.quote(str(directory))} --all"
+            f"Both loaders skipped {counted(bad, 'image')} that cannot be decoded. To list such files, run "
+            f"superdl doctor {shlex.quote(str(directory))} --all."
         )
     print_line(f"\nIn your script:\n\n{script_lines(str(directory), skips_bad=bad > 0)}")
-    figures = {loader: [asdict(epoch) for epoch in loader_epochs] for loader, loader_epochs in epochs.items()}
-    return {"directory": str(directory), **figures}
+    results = {loader: [asdict(epoch) for epoch in loader_epochs] for loader, loader_epochs in epochs.items()}
+    return {"directory": str(directory), **results}
 
 
 def script_lines(directory: str, *, skips_bad: bool = False) -> str:
-    """Return the lines of a script that reads images as SUPER did in the demo."""
+    """Return a script that reads images as SUPER does in the demo."""
     quoted = json.dumps(directory, ensure_ascii=False)
     policy = '    on_bad_sample="skip",\n' if skips_bad else ""
     return _LINES.format(directory=quoted, resize=_RESIZE, crop=_CROP, batch_size=_BATCH_SIZE, policy=policy)
 
 
 def _directory(named: str | None, print_line: Callable[[str], None]) -> Path:
-    """Return the user's folder, or one with drawn images, which are made once."""
     if named is None:
-        return make_set(MADE_SETS[_MADE_SET], _MADE_IN, samples=_IMAGES, tell=print_line) / "train"
+        return make_set(MADE_SETS[_MADE_SET], _MADE_IN, samples=_IMAGES, log=print_line) / "train"
     directory = Path(named).expanduser().absolute()
     if not directory.is_dir():
         raise ConfigError(f"{named} is not a folder on this machine, and the demo reads only local folders")
@@ -184,35 +183,34 @@ def _listed(directory: Path) -> Samples:
 
 
 def _affordable(samples: Samples) -> int:
-    """Return how many images all epochs can decode in time, found by decoding a few."""
+    """Return how many images can be decoded in time, by decoding a few."""
     probed = _chosen(len(samples), _PROBED)
     began_s = time.perf_counter()
     for index in probed:
-        with contextlib.suppress(Exception):  # Pillow raises anything on broken bytes; loaders skip them
+        with contextlib.suppress(Exception):  # loaders skip corrupt files, too
             decode_image(samples.read(index), resize=_RESIZE, crop=_CROP)
     each_s = (time.perf_counter() - began_s) / len(probed)
     return min(_IMAGES, max(_BATCH_SIZE, int(_DECODING_S * usable_cores() / _DECODING_EPOCHS / each_s)))
 
 
 def _chosen(total: int, images: int) -> list[int]:
-    """Return the indices of evenly spaced images, or of all."""
+    """Return the indices of evenly spaced images, at most ``total``."""
     count = min(total, images)
     return [place * total // count for place in range(count)]
 
 
 def _rows(epochs: Mapping[str, Sequence[Epoch]]) -> Iterator[tuple[str, ...]]:
-    figures: dict[str, Callable[[Epoch], str]] = {
+    rows: dict[str, Callable[[Epoch], str]] = {
         "images/s": lambda epoch: number(epoch.images / epoch.wall_s),
         "CPU, ms/image": lambda epoch: number(1e3 * epoch.cpu_s / epoch.images),
         "images decoded": lambda epoch: f"{epoch.decodes:,}",
     }
-    for title, figure in figures.items():
+    for title, cell in rows.items():
         for loader, loader_epochs in epochs.items():
-            yield f"{title}: {loader}", *map(figure, loader_epochs)
+            yield f"{title}: {loader}", *map(cell, loader_epochs)
 
 
 def _plot_rates(epochs: Mapping[str, Sequence[Epoch]], print_line: Callable[[str], None]) -> None:
-    """Print a bar for the images per second of each epoch."""
     rates = {
         f"{column}, {loader}": loader_epochs[index].images / loader_epochs[index].wall_s
         for index, column in enumerate(_COLUMNS)
@@ -221,12 +219,12 @@ def _plot_rates(epochs: Mapping[str, Sequence[Epoch]], print_line: Callable[[str
     width, highest = max(map(len, rates)), max(rates.values())
     print_line("images/s")
     for name, rate in rates.items():
-        print_line(f"  {name:{width}}  {'█' * max(1, round(_BAR * rate / highest))} {number(rate)}")
+        print_line(f"  {name:{width}}  {'█' * max(1, round(_BAR_WIDTH * rate / highest))} {number(rate)}")
 
 
 def _measured(task: Task, store: str) -> list[Epoch]:
     """Run a task in a fresh process, which ends its services."""
-    # The user's own coordinator, cache or store would be measured too.
+    # Do not measure the user's own coordinator, cache or store.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     command = [sys.executable, "-P", "-m", "superdl.experiments.loaders.demo", json.dumps(asdict(task))]
     process = subprocess.run(
@@ -243,21 +241,18 @@ def _measured(task: Task, store: str) -> list[Epoch]:
 
 
 def _open_pillow(task: Task) -> Any:
-    """Open a DataLoader as its documentation shows."""
     samples = list_samples(Source(f"file://{task.directory}"), "torch")
     return DataLoader(
         Subset(SourceFiles(samples), _chosen(len(samples), task.images)),
         batch_size=_BATCH_SIZE,
         shuffle=True,
         num_workers=task.workers,
-        # Else each epoch would start them again.
         persistent_workers=task.workers > 0,
         collate_fn=Decode(samples, RecipeSpec(resize=_RESIZE, crop=_CROP), skips_bad=True),
     )
 
 
 def _open_super(task: Task) -> Any:
-    """Open SUPER as its README shows."""
     recipe = Recipe.image(resize=_RESIZE, crop=_CROP)
     dataset = SuperDataset(task.directory, recipe=recipe, on_bad_sample="skip")
     chosen = Subset(dataset, _chosen(len(dataset), task.images))
@@ -265,13 +260,13 @@ def _open_super(task: Task) -> Any:
 
 
 def measure(task: Task) -> list[Epoch]:
-    """Read the epochs of a task in this fresh process."""
+    """Read a task's epochs in this process, which must be fresh."""
     processes = ProcessGroups()
 
     def used_s() -> float:
         return sum(group.cpu_s for group in processes.read().values())
 
-    # After the imports. The first epoch includes opening the loader and its services.
+    # The first epoch includes opening the loader and starting its services, but no imports.
     cpu_s, began_s, produced, epochs = used_s(), time.perf_counter(), 0, []
     loader = _open_super(task) if task.loader == SUPER else _open_pillow(task)
     for _ in range(task.epochs):
@@ -286,7 +281,7 @@ def measure(task: Task) -> list[Epoch]:
 
 
 def main() -> None:
-    """Measure the task from the command line, print its epochs, and wait for its services to end."""
+    """Measure the task from the command line, print its epochs, and end its services."""
     try:
         epochs = [asdict(epoch) for epoch in measure(Task(**json.loads(sys.argv[1])))]
     except SuperError as error:
@@ -294,7 +289,7 @@ def main() -> None:
     sys.stdout.write(json.dumps(epochs) + "\n")
     from superdl.sampler.embedded.embedded import release_all
 
-    release_all()  # they would take CPU time from the next process
+    release_all()  # else they would use CPU time during the next measurement
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""SUPER itself, used through its public names only, as a user would."""
+"""SUPER itself, through its public names only, as in a user's script."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def open_super(request: LoaderRequest) -> SuperReader:
-    """Open a split through the coordinator in the spec, or else the default one."""
+    """Open a split through the spec's coordinator, or the default one."""
     dataset, sampler = _open(request)
     batches = DataLoader(dataset, batch_size=None, sampler=sampler, **request.worker_options())
     return SuperReader(dataset, sampler, batches, {"batch_size": None, **request.worker_options()})
 
 
 def open_super_threads(request: LoaderRequest) -> SuperReader:
-    """Open a split that threads of this process read, without ``num_workers``."""
+    """Open a split that threads of this process read. ``num_workers`` is ignored."""
     from superdl.super_dataset import SuperLoader
 
     dataset, sampler = _open(request)
@@ -46,8 +46,6 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         source.url,
         recipe=recipe,
         key_list=source.key_list,
-        alias=source.alias,
-        versions=source.versions,
         classes=source.classes or None,
         return_info=True,
         read_timeout=request.loader.read_timeout,
@@ -66,7 +64,7 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
         request.print_line(sampler.kept)  # an embedded coordinator prints it itself
     if request.training:
         try:
-            # Does this host reach the cache? Rank 0 also tests the shared functions.
+            # Every rank tests its host's connection to the cache; rank 0 also tests the functions.
             preflight(
                 source.url,
                 recipe,
@@ -77,14 +75,14 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
                 notify=request.print_line,
             )
         except BaseException:
-            # The caller has no loader to close yet.
+            # The caller has nothing to close yet.
             sampler.close()
             raise
     return dataset, sampler
 
 
 class SuperReader:
-    """A dataset, its sampler and the loader over both, used like a `DecodingLoader`."""
+    """A dataset, its sampler and the loader over both, with the interface of `DecodingLoader`."""
 
     resumes_within_epochs = True
 
@@ -107,7 +105,7 @@ class SuperReader:
 
     @property
     def bad_samples(self) -> Sequence[Any]:
-        """The samples that were skipped or replaced."""
+        """The skipped or replaced samples."""
         return self._dataset.bad_samples
 
     @property
@@ -120,9 +118,9 @@ class SuperReader:
 
     def state_dict(self, batches: int) -> dict[str, Any]:
         """Return the position after ``batches`` batches of the latest iteration, as plain values."""
-        # A SuperLoader also counts batches whose samples are all bad.
-        place = getattr(self._batches, "state_dict", None)
-        return place() if place is not None else self._sampler.state_dict(batches_consumed=batches)
+        # Only a SuperLoader counts batches whose samples are all bad.
+        own_state = getattr(self._batches, "state_dict", None)
+        return own_state() if own_state is not None else self._sampler.state_dict(batches_consumed=batches)
 
     def __iter__(self) -> Iterator[Batch]:
         if self._batches is None:
@@ -131,7 +129,7 @@ class SuperReader:
 
     def close(self) -> None:
         """Stop the workers and the job. The loader cannot be used afterwards."""
-        batches, self._batches = self._batches, None  # the last reference: ends the threads
+        batches, self._batches = self._batches, None  # dropping the last reference ends the threads
         end_workers(batches)
         del batches
         self._sampler.close()

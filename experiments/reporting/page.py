@@ -1,4 +1,4 @@
-"""Render a Jinja2 template with tables, plots and text as one HTML file that loads nothing else."""
+"""Render a Jinja2 template with tables, plots and text as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -21,25 +21,18 @@ if TYPE_CHECKING:
     Drawing = Callable[[Axes], None]
     Values = Sequence[float | None]
 
-# A value that was not measured, as opposed to zero.
+# Stands for a value that was not measured, as opposed to zero.
 ABSENT = "-"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format with ``digits`` significant digits and separators, keeping all digits of the integer part."""
+    """Format with separators and ``digits`` significant digits, or more if the integer part has more."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if value == 0:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}"
-
-
-def count(value: float | None, one: str = "") -> str:
-    """Format a count, followed by a noun if its singular ``one`` is given."""
-    if value is None:
-        return ABSENT
-    return f"{value:,.0f} {one}{'' if value == 1 else 's'}" if one else f"{value:,.0f}"
 
 
 def seconds(value: float | None) -> str:
@@ -62,17 +55,17 @@ def moment(timestamp: str) -> str:
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """Return ``part / whole``, or None if either is unknown or the whole is zero."""
+    """Return ``part / whole``, or None if either is unknown or ``whole`` is zero."""
     return None if part is None or not whole else part / whole
 
 
 def times(value: float | None, factor: float) -> float | None:
-    """Return the value times the factor, or None if the value is unknown."""
+    """Return ``factor * value``, or None if the value is unknown."""
     return value if value is None or factor == 1 else factor * value
 
 
 def percent(value: float | None) -> str:
-    """Format a share as a percentage with one decimal."""
+    """Format a share as a percentage with one decimal place."""
     return ABSENT if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
 
 
@@ -88,17 +81,17 @@ Cell = str | float | None
 
 
 class Table(NamedTuple):
-    """A table whose column heads include the units."""
+    """A table. Column heads include units."""
 
     caption: str
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     total: bool = False  # the last row is the sum of the others
-    best: Sequence[int | None] = ()  # the column of the best value, for each row
+    best: Sequence[int | None] = ()  # for each row, the column of the best value
 
     @property
-    def words(self) -> set[int]:
-        """The columns that contain text, which is aligned left. Numbers are aligned right."""
+    def text_columns(self) -> set[int]:
+        """The columns of text, which is aligned left. Numbers are aligned right."""
         return {
             at
             for at in range(len(self.heads))
@@ -108,16 +101,16 @@ class Table(NamedTuple):
 
 
 def facts_table(caption: str, facts: Mapping[str, object]) -> Table:
-    """Return a table with two columns, for names and values."""
+    """Return a table of names and values."""
     return Table(caption, ("what", "value"), [(str(name), str(value)) for name, value in facts.items()])
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template below ``templates/`` with the values, as a complete page."""
+    """Render a template from ``templates/`` as a complete page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
-        # A misspelt name fails instead of showing nothing.
+        # A misspelt name raises an error instead of rendering as nothing.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -131,8 +124,8 @@ def cell_text(cell: Cell) -> str:
     """Format a cell of a table."""
     if isinstance(cell, str):
         return cell
-    # Integers are counts and keep all digits, floats get three.
-    return count(cell) if isinstance(cell, int) else number(cell)
+    # Integers are counts, of which all digits matter.
+    return f"{cell:,}" if isinstance(cell, int) else number(cell)
 
 
 # --------------------------------------------------------------------------------------------- plots
@@ -141,9 +134,9 @@ _BAR_COLOUR = "#1f3b57"
 _WIDTH_IN = 8.2
 _ROW_IN = 3.0
 _NAME_WIDTH = 24
-_MARKERS = 25  # on a line, at most
+_MAX_MARKERS = 25  # on a line
 _SETTINGS: dict[str, Any] = {
-    "svg.fonttype": "path",  # shapes instead of letters: no font needed
+    "svg.fonttype": "path",  # letters as shapes, which need no font
     "svg.hashsalt": "superdl",
     "text.parse_math": False,
     "font.size": 9.0,
@@ -163,20 +156,20 @@ _SETTINGS: dict[str, Any] = {
 
 
 class Plot(NamedTuple):
-    """An image for a page, with its caption and a data URL that contains the image."""
+    """An image for a page, as a data URL, with its caption."""
 
     caption: str
     image: str
 
 
 def plots_missing() -> str | None:
-    """Return why plots cannot be drawn here, or None if they can."""
+    """Return the reason plots cannot be drawn, or None if they can."""
     try:
         import matplotlib.figure  # noqa: F401  # only a check
     except ImportError as error:
         return (
-            "plots need the package matplotlib: pip install 'superdl[train]', then run superdl report "
-            f"DIRECTORY ({error})"
+            f"cannot import matplotlib ({error}). Run pip install 'superdl[train]', then superdl report "
+            "DIRECTORY."
         )
     return None
 
@@ -184,7 +177,7 @@ def plots_missing() -> str | None:
 def plot_of(
     caption: str, drawings: Sequence[Drawing], *, columns: int = 1, row_in: float = _ROW_IN
 ) -> Plot | None:
-    """Draw charts in ``columns`` and rows of ``row_in`` inches. Without any, or matplotlib, return None."""
+    """Draw charts in ``columns``, in rows of ``row_in`` inches. Return None without charts or matplotlib."""
     if not drawings or plots_missing() is not None:
         return None
     import matplotlib.style
@@ -193,7 +186,7 @@ def plot_of(
     rows = -(-len(drawings) // columns)
     file = io.BytesIO()
     with matplotlib.style.context(["default", _SETTINGS]), warnings.catch_warnings():
-        # Letters that the font lacks show as boxes; the tables have them.
+        # Letters missing from the font show as boxes. The tables have the names, too.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(_WIDTH_IN, row_in * rows), layout="constrained")
         for axes, draw in itertools.zip_longest(figure.subplots(rows, columns, squeeze=False).flat, drawings):
@@ -203,21 +196,16 @@ def plot_of(
             draw(axes)
             if len(axes.get_legend_handles_labels()[1]) > 1:
                 axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=max(1, 4 // columns))
-        # Without a date, the same figures give the same bytes.
+        # Without a date, equal data gives equal bytes.
         undated = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=undated, transparent=True)
     return Plot(caption, "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode())
 
 
-def height_of_bars(bars: int) -> float:
-    """Return the height in inches of a chart with this number of bars."""
-    return 0.9 + 0.34 * bars
-
-
 def draw_bars(
     axes: Axes, *, title: str, label: str, bars: Mapping[str, float | None], spread: Sequence[Values] = ()
 ) -> None:
-    """Draw named horizontal bars. ``spread`` contains their error bars, below and above."""
+    """Draw named horizontal bars. ``spread`` has the lengths of error bars below and above each value."""
     lengths = [value or 0.0 for value in bars.values()]
     errors = [[value or 0.0 for value in side] for side in spread] or None
     drawn = axes.barh(range(len(bars)), lengths, 0.7, xerr=errors, capsize=4, color=_BAR_COLOUR)
@@ -239,12 +227,12 @@ def draw_lines(
     lines: Mapping[str, tuple[Sequence[float], Values]],
     top: float | None = None,
 ) -> None:
-    """Draw named lines of (xs, values). The y axis ends at ``top`` or the largest value."""
+    """Draw named lines of (xs, values). The y axis ends at ``top``, by default the largest value."""
     for name, (xs, values) in lines.items():
         # NaN leaves a gap in the line.
         ys = [float("nan") if value is None else value for value in values]
-        # The axes end with the data: unclipped, the last marker shows whole.
-        axes.plot(xs, ys, label=name, markevery=-(-len(xs) // _MARKERS) or 1, clip_on=False)
+        # The axes end where the data ends, so clipping would cut the last marker.
+        axes.plot(xs, ys, label=name, markevery=-(-len(xs) // _MAX_MARKERS) or 1, clip_on=False)
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     places = [x for xs, _ in lines.values() for x in xs]
     if len(set(places)) > 1:

@@ -18,34 +18,34 @@ REPORT_FORMAT = 4
 
 
 class Pass(NamedTuple):
-    """The metrics of one pass over a split, keyed as in `experiments.records.PassSummary`."""
+    """Metrics of one pass over a split, with the keys of `experiments.records.PassSummary`."""
 
     epoch: int
     split: str
-    figures: dict[str, Any]
+    metrics: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """The name used in tables, with epochs counted from 1."""
+        """The name in tables, where epochs count from 1."""
         return f"{self.epoch + 1} {self.split}"
 
     @property
     def job(self) -> dict[str, Any]:
         """The job's counters for this pass, or empty if they were not reported."""
-        return self.figures["job"] or {}
+        return self.metrics["job"] or {}
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Seconds of waiting by cause, as in `super_wire.waits`, or empty if none was reported."""
+        """Seconds of waiting by cause (see `super_wire.waits`), or empty if none was reported."""
         waits: dict[str, float] = {}
-        for cause, total in ((self.figures["stalls"] or {}).get("causes") or {}).items():
+        for cause, total in ((self.metrics["stalls"] or {}).get("causes") or {}).items():
             waits[wait_for(cause)] = waits.get(wait_for(cause), 0.0) + float(total["wait_s"])
         return waits
 
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """A run as its report describes it: ``facts`` is the content of ``report.json``."""
+    """A run as reported. ``facts`` is the content of ``report.json``."""
 
     directory: Path
     facts: dict[str, Any]
@@ -61,7 +61,7 @@ class RunFiles:
         )
 
     def passes_after(self, epochs: int) -> list[Pass]:
-        """Return the passes after the report's first ``epochs`` epochs."""
+        """Return the passes after the first ``epochs`` epochs of the report."""
         first = {epoch_pass.epoch for epoch_pass in self.trained[:epochs]}
         return [epoch_pass for epoch_pass in self.passes if epoch_pass.epoch not in first]
 
@@ -77,7 +77,7 @@ class RunFiles:
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """Resource use in the start phase and in each pass, or empty without monitoring."""
+        """Resource use in the start phase and in each pass, or empty if it was not monitored."""
         return list((self.facts["utilization"] or {}).get("phases") or ())
 
     @property
@@ -87,7 +87,7 @@ class RunFiles:
 
     @property
     def status(self) -> str:
-        """Finished, interrupted or failed, or running if the run continues or was killed."""
+        """``finished``, ``interrupted``, ``failed`` or ``running``. A killed run remains ``running``."""
         return str(self.facts["status"])
 
     @property
@@ -103,7 +103,7 @@ class RunFiles:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks that trained."""
+        """The number of ranks."""
         return int(self.facts["ranks"])
 
 
@@ -115,12 +115,12 @@ def read_run(directory: Path) -> RunFiles:
     """
     if not (directory / REPORT_NAME).is_file():
         if not directory.is_dir():
-            raise ConfigError(f"there is no directory {directory}: pass one that superdl run has written")
+            raise ConfigError(f"there is no directory {directory}. Pass one that superdl run has written.")
         reports = [path for depth in ("*", "*/*") for path in directory.glob(f"{depth}/{REPORT_NAME}")]
-        remedy = "pass one that superdl run has written"
+        remedy = "Pass one that superdl run has written."
         if newest := max(reports, key=lambda path: path.stat().st_mtime, default=None):
-            remedy = f"its runs are below it, such as {newest.parent}"
-        raise ConfigError(f"{directory} is not a run directory, because it has no {REPORT_NAME}; {remedy}")
+            remedy = f"It contains runs, such as {newest.parent}."
+        raise ConfigError(f"{directory} is not a run directory: it has no {REPORT_NAME}. {remedy}")
     return RunFiles(directory, read_format(directory / REPORT_NAME, REPORT_FORMAT))
 
 
@@ -132,7 +132,7 @@ def read_format(path: Path, expected: int) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict) or content.get("format") != expected:
         raise ConfigError(
-            f"{path} is not in format {expected}, which this version reads; it was made by another version "
-            "of SUPER: use that one"
+            f"{path} is not in format {expected}, which this version of SUPER reads. Use the version that "
+            "wrote it."
         )
     return content

@@ -1,9 +1,11 @@
-"""The page of a run, ``report.html``, made from its files at any time, even for a killed run."""
+"""A run's page, ``report.html``, rendered from its files, also for a killed run."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import yaml
 
 from superdl.experiments.output import write_whole
 from superdl.experiments.reporting.page import (
@@ -21,22 +23,21 @@ from superdl.experiments.reporting.run_report import findings, tiles
 from superdl.experiments.reporting.tables import run_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-_POINTS = 320  # of a plot, at most; more would not be visible
-_PERCENT_TOP = 102.0  # leaves room above 100%, so that a line there is fully visible
+_MAX_POINTS = 320  # in a plot; more would not be visible
+_PERCENT_TOP = 102.0  # a line at 100% stays fully visible
 
 
 def write_run_page(directory: Path) -> Path:
-    """Write the page of a run into its directory and return its path."""
+    """Write a run's page into its directory, and return its path."""
     path = directory / PAGE_NAME
     write_whole(run_page(read_run(directory)), path)
     return path
 
 
 def run_page(run: RunFiles) -> str:
-    """Return the page of a run as HTML."""
+    """Return a run's page as HTML."""
     facts, loader = run.facts, run.facts["spec"]["loader"]["kind"]
     environment = facts["environment"]
     summary = {
@@ -61,21 +62,12 @@ def run_page(run: RunFiles) -> str:
         notes=facts["notes"],
         tables=run_tables(run),
         learning=_learning(run),
-        of_rank_0=f" This is rank 0 of {run.ranks} ranks, with all that it started." if run.ranks > 1 else "",
+        of_rank_0=f" This covers rank 0 of {run.ranks}, and all that it started." if run.ranks > 1 else "",
         bill=facts["bill"],
         settings=facts_table(f"Settings of loader {loader}", settings) if settings else None,
-        spec_lines="\n".join(_leaves(facts["spec"])),
+        spec=yaml.safe_dump(facts["spec"], sort_keys=False),
         environment=environment,
     )
-
-
-def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield each value of a spec as ``dotted.key=value``, skipping empty sections."""
-    for name, value in mapping.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}={'null' if value is None else value}"
 
 
 # ----------------------------------------------------------------------------------------------- plot
@@ -86,25 +78,25 @@ def _learning(run: RunFiles) -> Plot | None:
     accuracies = {"training, by step": _over_steps(run, "accuracy", 100.0)}
 
     def validation(name: str, factor: float = 1.0) -> tuple[list[float], list[float | None]]:
-        values = [times(epoch_pass.figures[name], factor) for epoch_pass in run.validated]
+        values = [times(epoch_pass.metrics[name], factor) for epoch_pass in run.validated]
         return [epoch_pass.epoch + 1 for epoch_pass in run.validated], values
 
     if run.validated:
         losses["validation"] = validation("loss")
         accuracies["validation, top-1"] = validation("accuracy", 100.0)
-        if run.validated[-1].figures["top5_accuracy"] is not None:
+        if run.validated[-1].metrics["top5_accuracy"] is not None:
             accuracies["validation, top-5"] = validation("top5_accuracy", 100.0)
     draw = partial(draw_lines, x_label="epochs done")
     drawings = [
         partial(draw, title="Loss", y_label="loss (cross entropy, nats)", lines=losses),
         partial(draw, title="Accuracy", y_label="correct images (%)", lines=accuracies, top=_PERCENT_TOP),
     ]
-    caption = "Left: loss, lower is better. Right: percentage of images that the model classifies correctly."
+    caption = "Left: loss, lower is better. Right: percentage of images classified correctly."
     return plot_of(caption, drawings if run.passes else [], columns=2)
 
 
 def _over_steps(run: RunFiles, name: str, factor: float = 1.0) -> tuple[list[float], list[float | None]]:
-    """Return a figure of groups of training steps over epochs done, thinned out where there are many."""
+    """Return a metric of training steps over the epochs done, thinned out to at most ``_MAX_POINTS``."""
     points = run.facts["learning"]
-    points = points[:: -(-len(points) // _POINTS) or 1]
+    points = points[:: -(-len(points) // _MAX_POINTS) or 1]
     return [point["epochs_done"] for point in points], [times(point[name], factor) for point in points]

@@ -1,4 +1,4 @@
-"""The report of a run as a table, as sentences from fixed rules, and as JSON with the same figures."""
+"""A run's report: as a table, as sentences by fixed rules, and as JSON."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.experiments.console import print_rows, say
-from superdl.experiments.reporting.page import cell_text, count, number, percent, seconds, share, usd
+from superdl.experiments.reporting.page import cell_text, number, percent, seconds, share, usd
 from superdl.experiments.reporting.run_files import REPORT_FORMAT, RunFiles
 from superdl.experiments.reporting.tables import passes_table
+from superdl.super_wire.redaction import counted
 from superdl.super_wire.waits import UNKNOWN, WAITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
     from superdl.cost.bill import RunBill
-    from superdl.experiments.monitoring import Utilization
+    from superdl.experiments.monitoring import PhaseUsage
     from superdl.experiments.records import EpochSummary, LoaderCounters, PassSummary, StepTime
     from superdl.experiments.reporting.run_files import Pass
-    from superdl.sampler.stats import WorkerUse
 
-# Waiting for a smaller share of a pass does not matter; waiting for a larger one limits the pass.
+# Waiting is negligible below the first share of a pass's time, and limits the pass from the second on.
 _NO_LIMIT, _LIMIT = 0.05, 0.2
 
 
 class Tile(NamedTuple):
-    """A figure at the top of a page, with its value, its title and a note."""
+    """A number at the top of a page, with a title and a note."""
 
     value: str
     title: str
@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
 
 def tiles(run: RunFiles) -> list[Tile]:
-    """Return tiles for throughput, waiting and cost, where known."""
+    """Return tiles for throughput, waiting and cost, if known."""
     bill, first, later = run.facts["bill"], run.trained[:1], run.trained[1:]
     run_tiles = []
     if first:
@@ -52,7 +52,7 @@ def tiles(run: RunFiles) -> list[Tile]:
 
 
 def findings(run: RunFiles) -> list[tuple[str, str]]:
-    """Describe the run in (subject, text) pairs: what to change, then what happened."""
+    """Describe the run in pairs of subject and text: first what to change, then what happened."""
     if not run.trained:
         return [_outcome(run)]
     change = ("What to change:", _change(run))
@@ -69,26 +69,26 @@ def _outcome(run: RunFiles) -> tuple[str, str]:
 
 
 def _epochs(run: RunFiles) -> str:
-    # A resumed run states its first epoch.
+    # For a resumed run, include the first epoch's number.
     planned = run.facts["spec"]["epochs"]
     done = [train_pass.epoch + 1 for train_pass in run.trained]
     if done and done[0] > 1:
         return f"epoch{f's {done[0]} to' if len(done) > 1 else ''} {done[-1]} of {planned}"
-    return count(len(done), "epoch") if planned == len(done) else f"{len(done)} of {planned} epochs"
+    return counted(len(done), "epoch") if planned == len(done) else f"{len(done)} of {planned} epochs"
 
 
 def _accuracy(run: RunFiles) -> str:
     if not run.validated:
-        return "not measured, because no validation finished (data.val, training.validate_every)."
+        return "not measured, because no validation finished (see data.val and training.validate_every)."
     end = run.validated[-1]
-    best = max(run.validated, key=lambda epoch_pass: epoch_pass.figures["accuracy"])
-    images = count(end.figures["samples"], "validation image")
-    accuracy, top5 = percent(end.figures["accuracy"]), end.figures["top5_accuracy"]
+    best = max(run.validated, key=lambda epoch_pass: epoch_pass.metrics["accuracy"])
+    images = counted(end.metrics["samples"], "validation image")
+    accuracy, top5 = percent(end.metrics["accuracy"]), end.metrics["top5_accuracy"]
     sentence = f"{accuracy} of {images} after epoch {end.epoch + 1}."
     if top5 is not None:
         sentence += f" Top-5: {percent(top5)}."
     if best.epoch != end.epoch:
-        sentence += f" The best was epoch {best.epoch + 1} with {percent(best.figures['accuracy'])}."
+        sentence += f" The best was epoch {best.epoch + 1} with {percent(best.metrics['accuracy'])}."
     return sentence
 
 
@@ -97,7 +97,7 @@ def _rate(passes: Sequence[Pass]) -> str:
 
 
 def _sum(passes: Sequence[Pass], name: str) -> float:
-    return sum(epoch_pass.figures[name] or 0.0 for epoch_pass in passes)
+    return sum(epoch_pass.metrics[name] or 0.0 for epoch_pass in passes)
 
 
 def _waiting(run: RunFiles) -> tuple[str, str]:
@@ -118,7 +118,7 @@ def _waiting_share(passes: Sequence[Pass]) -> float:
 
 
 def _main_cause(passes: Sequence[Pass]) -> tuple[str, float] | None:
-    """Return the main cause of waiting and its seconds, or None if negligible or unknown."""
+    """Return the main cause of waiting and its seconds, or None if waiting is negligible."""
     waits: Counter[str] = Counter()
     for epoch_pass in passes:
         waits.update(epoch_pass.stalls)
@@ -131,7 +131,7 @@ def _why(passes: Sequence[Pass]) -> str:
 
 
 def _change(run: RunFiles) -> str:
-    # Later epochs count most, so they come first.
+    # Later epochs come first, because most time is spent there.
     first, later = run.trained[:1], run.trained[1:]
     for passes, where, are in ((later, "Later epochs", "are"), (first, "The first epoch", "is")):
         waited = _waiting_share(passes)
@@ -153,38 +153,16 @@ def _about_cost(bill: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LearningPoint:
-    """The mean loss and accuracy of some training steps, after ``epochs_done`` epochs."""
+    """Mean loss and accuracy of a group of training steps that ends after ``epochs_done`` epochs."""
 
     epochs_done: float
     loss: float
     accuracy: float
 
 
-@dataclass(frozen=True, slots=True)
-class HostUsage:
-    """CPU use of a remote host's worker, from the first training step to the end of the last epoch."""
-
-    host: str
-    slots: int
-    cpu_s: float
-
-
-def host_usages(before: Iterable[WorkerUse], after: Iterable[WorkerUse]) -> tuple[HostUsage, ...]:
-    """Return the CPU use of each remote host's worker between two readings, by name."""
-    # A worker that started in between counts from its start, and so does one that restarted: its counter then
-    # begins at zero. The CPU of the coordinator's own worker is part of the coordinator's.
-    cpu_before = {worker.name: worker.cpu_s for worker in before}
-    usages = []
-    for worker in after:
-        used_s = worker.cpu_s - cpu_before.get(worker.name, 0.0)
-        if worker.name != "local":
-            usages.append(HostUsage(worker.name, worker.slots, used_s if used_s >= 0 else worker.cpu_s))
-    return tuple(usages)
-
-
 @dataclass(slots=True)
 class RunReport:
-    """Everything known about a run, gathered while it runs. docs/runs.md describes it."""
+    """The content of a run's report, collected while it runs. docs/runs.md describes the fields."""
 
     name: str
     started_at: str
@@ -201,7 +179,7 @@ class RunReport:
     learning: list[LearningPoint] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     executor: str | None = None
-    utilization: Utilization | None = None
+    phases: tuple[PhaseUsage, ...] | None = None
     loader_settings: dict[str, Any] = field(default_factory=dict)
     rest: LoaderCounters | None = None
     bill: RunBill | None = None
@@ -210,7 +188,6 @@ class RunReport:
     strategy: str | None = None
     precision: str | None = None
     step_times: tuple[StepTime, ...] = ()
-    hosts: tuple[HostUsage, ...] = ()
 
     @property
     def validation(self) -> PassSummary | None:
@@ -224,9 +201,8 @@ class RunReport:
 
     @property
     def first_batch_s(self) -> float | None:
-        """Seconds from the start of the run to its first training batch, or None if there was none."""
-        phases = () if self.utilization is None else self.utilization.phases
-        start = next((phase for phase in phases if phase.epoch is None), None)
+        """Seconds from the run's start to its first training batch, or None if there was none."""
+        start = next((phase for phase in self.phases or () if phase.epoch is None), None)
         if start is None or not self.epochs:
             return None
         return start.wall_s + self.epochs[0].train.first_batch_s
@@ -243,9 +219,12 @@ class RunReport:
             name: value if value is None or isinstance(value, bool | int | float | str) else str(value)
             for name, value in self.loader_settings.items()
         }
+        fields = asdict(self)
+        phases = fields.pop("phases")
         return {
             "format": REPORT_FORMAT,
-            **asdict(self),
+            **fields,
+            "utilization": phases and {"phases": phases},
             "loader_settings": settings,
             "val_accuracy": self.val_accuracy,
             "val_top5_accuracy": None if self.validation is None else self.validation.top5_accuracy,
@@ -255,11 +234,11 @@ class RunReport:
 
 
 def print_report(report: RunReport, console: Console) -> None:
-    """Print the passes as a table, then the same findings as on the page."""
+    """Print the passes as a table, followed by the findings of the page."""
     run = RunFiles(Path(report.directory), report.to_mapping())
     passes = passes_table(run)
     if passes is not None:
-        # What fits 80 columns, with each word of a head on its own line.
+        # Fit 80 columns by omitting some of them, and by printing each word of a head on its own line.
         printed = [at for at, head in enumerate(passes.heads) if not head.startswith(("steps", "skipped"))]
         heads = [passes.heads[at].replace(" ", "\n") for at in printed]
         rows = [[cell_text(row[at]) for at in printed] for row in passes.rows]

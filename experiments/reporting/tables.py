@@ -1,4 +1,4 @@
-"""The tables of a run's passes, stalls, processors and costs, for its page and the console."""
+"""Tables of a run's passes, stalls, processors and costs, for its page and the console."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from superdl.super_wire.waits import WAITS
 if TYPE_CHECKING:
     from superdl.experiments.reporting.run_files import Pass, RunFiles
 
-_ROWS_MOST = 40  # of a table by pass
-
 _Value = Callable[["Pass"], Cell]
 
 
 def run_tables(run: RunFiles) -> dict[str, Table | None]:
-    """Return all tables by name, or None for those whose data is missing from the files."""
+    """Return all tables by name. A table is None if its data is missing."""
     bill = run.facts["bill"]
     causes = [cause for cause in WAITS if any(cause in epoch_pass.stalls for epoch_pass in run.passes)]
     meanings = [(cause, WAITS[cause].meaning, WAITS[cause].remedy(run.setup)) for cause in causes]
@@ -30,47 +28,46 @@ def run_tables(run: RunFiles) -> dict[str, Table | None]:
         "stalls": _stalls(run, causes),
         "causes": Table("What the causes mean", heads, meanings) if causes else None,
         "processors": _processors(run),
-        "hosts": _hosts(run),
         "bill": _bill(bill) if bill else None,
     }
 
 
-def _figure(name: str, factor: float = 1) -> _Value:
-    return lambda one: times(one.figures.get(name), factor)
+def _metric(name: str, factor: float = 1) -> _Value:
+    return lambda each: times(each.metrics.get(name), factor)
 
 
 def _counter(name: str) -> _Value:
-    return lambda one: one.job.get(name)
+    return lambda each: each.job.get(name)
 
 
 def _percent(part: float | None, whole: float | None) -> Cell:
     return times(share(part, whole), 100)
 
 
-# A new figure of a pass needs one line in one of these mappings.
+# A new metric of a pass needs a line in one of these mappings.
 _PASSES: dict[str, _Value] = {
-    "images": _figure("samples"),
-    "steps": _figure("batches"),
-    "time (s)": _figure("wall_s"),
-    "throughput (images/s)": _figure("images_per_s"),
-    "loss (mean)": _figure("loss"),
-    "top-1 (% right)": _figure("accuracy", 100),
-    "top-5 (% right)": _figure("top5_accuracy", 100),
-    "waiting (% of time)": lambda one: _percent(one.figures["wait_s"], one.figures["wall_s"]),
-    "first batch (s)": _figure("first_batch_s"),
-    "skipped (steps, float16)": lambda one: one.figures.get("skipped") or None,
+    "images": _metric("samples"),
+    "steps": _metric("batches"),
+    "time (s)": _metric("wall_s"),
+    "throughput (images/s)": _metric("images_per_s"),
+    "loss (mean)": _metric("loss"),
+    "top-1 (% right)": _metric("accuracy", 100),
+    "top-5 (% right)": _metric("top5_accuracy", 100),
+    "waiting (% of time)": lambda each: _percent(each.metrics["wait_s"], each.metrics["wall_s"]),
+    "first batch (s)": _metric("first_batch_s"),
+    "skipped (steps, float16)": lambda each: each.metrics.get("skipped") or None,
 }
 _TIME: dict[str, _Value] = {
-    "time (s)": _figure("wall_s"),
-    "waiting (s)": _figure("wait_s"),
-    "computing (s)": _figure("compute_s"),
-    "reading (s, sum)": _figure("read_s"),
+    "time (s)": _metric("wall_s"),
+    "waiting (s)": _metric("wait_s"),
+    "computing (s)": _metric("compute_s"),
+    "reading (s, sum)": _metric("read_s"),
     "fetching (s, sum)": _counter("fetch_s"),
     "decoding (s, sum)": _counter("decode_s"),
     "writing (s, sum)": _counter("push_s"),
-    "cache hits (samples)": _figure("hits"),
-    "misses (samples)": _figure("misses"),
-    "store reads (samples)": _figure("straight"),
+    "cache hits (samples)": _metric("hits"),
+    "misses (samples)": _metric("misses"),
+    "store reads (samples)": _metric("straight"),
     "produced (samples)": _counter("samples_produced"),
     "retried (samples)": _counter("retries"),
     "failed (samples)": _counter("samples_failed"),
@@ -78,50 +75,46 @@ _TIME: dict[str, _Value] = {
 
 
 def passes_table(run: RunFiles) -> Table | None:
-    """Return the table of all passes, or None without any."""
+    """Return the table of all passes, or None if there are none."""
     return _by_pass("Passes over the data", run.passes, _PASSES)
 
 
 def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value]) -> Table | None:
-    """Build a table with a row for each of the first and last passes, without empty columns."""
+    """Build a table with a row for each pass, without empty columns. Return None without passes."""
     columns = {head: [value(epoch_pass) for epoch_pass in passes] for head, value in values.items()}
     columns = {head: cells for head, cells in columns.items() if any(cell is not None for cell in cells)}
     names = [epoch_pass.name for epoch_pass in passes]
     rows: list[Sequence[Cell]] = list(zip(names, *columns.values(), strict=True))
-    if len(rows) > _ROWS_MOST:
-        half = _ROWS_MOST // 2
-        rows[half:-half] = [(f"{len(rows) - _ROWS_MOST} more", *[""] * len(columns))]
     return Table(caption, ("pass", *columns), rows) if rows else None
 
 
 def _stalls(run: RunFiles, causes: Sequence[str]) -> Table | None:
     def stalled(name: str) -> _Value:
-        return lambda one: one.figures["stalls"][name]
+        return lambda each: each.metrics["stalls"][name]
 
     def waited_for(cause: str) -> _Value:
-        return lambda one: one.stalls.get(cause, 0.0)
+        return lambda each: each.stalls.get(cause, 0.0)
 
     columns = {
         "steps": stalled("steps"),
         "stalled (steps)": stalled("stalled"),
         **{f"{cause} (s)": waited_for(cause) for cause in causes},
         "all stalls (s)": stalled("wait_s"),
-        "all stalls (% of time)": lambda one: _percent(
-            one.figures["stalls"]["wait_s"], one.figures["wall_s"]
+        "all stalls (% of time)": lambda each: _percent(
+            each.metrics["stalls"]["wait_s"], each.metrics["wall_s"]
         ),
     }
-    passes = [epoch_pass for epoch_pass in run.passes if epoch_pass.figures.get("stalls")]
+    passes = [epoch_pass for epoch_pass in run.passes if epoch_pass.metrics.get("stalls")]
     return _by_pass("Stalls by cause", passes, columns)
 
 
 def _processors(run: RunFiles) -> Table | None:
-    figures = {(epoch_pass.epoch, epoch_pass.split): epoch_pass.figures for epoch_pass in run.passes}
+    metrics = {(epoch_pass.epoch, epoch_pass.split): epoch_pass.metrics for epoch_pass in run.passes}
     rows: list[dict[str, Cell]] = []
     for phase in run.phases:
         groups, wall_s = phase["groups"], phase["wall_s"]
-        of_pass = figures.get((phase["epoch"], phase["split"]), {})
+        of_pass = metrics.get((phase["epoch"], phase["split"]), {})
         cpu_s = sum(group["cpu_s"] for group in groups.values())
-        memory = [group["pss_bytes_max"] for group in groups.values()]
         row: dict[str, Cell] = {
             "phase": phase["split"] if phase["epoch"] is None else f"{phase['epoch'] + 1} {phase['split']}",
             "time (s)": wall_s,
@@ -129,10 +122,9 @@ def _processors(run: RunFiles) -> Table | None:
         }
         row |= {f"{name} (cores)": groups.get(name, {}).get("cpu_cores") for name in GROUPS}
         row["all (cores)"] = share(cpu_s, wall_s)
-        # With several ranks, CPU covers rank 0 only but images cover all ranks.
+        # CPU covers rank 0, and images all ranks, so their ratio needs a single rank.
         images = of_pass.get("samples") if run.ranks == 1 else None
         row["CPU (ms/image)"] = times(share(cpu_s, images), 1000)
-        row["memory at start or end (MB)"] = None if None in memory else sum(memory) / 1e6
         row["GPU (% busy)"] = phase["gpu_percent"]
         row["GPU memory (maximum, MB)"] = times(phase["gpu_memory_bytes_max"], 1e-6)
         rows.append(row)
@@ -141,19 +133,10 @@ def _processors(run: RunFiles) -> Table | None:
     return table if rows else None
 
 
-def _hosts(run: RunFiles) -> Table | None:
-    rows = [(host["host"], host["slots"], host["cpu_s"]) for host in run.facts.get("hosts") or ()]
-    return (
-        Table("CPU of workers on other hosts, during training", ("worker", "slots", "CPU (s)"), rows)
-        if rows
-        else None
-    )
-
-
 def _bill(bill: dict[str, Any]) -> Table:
     priced = all(line["usd"] is not None for line in bill["lines"])
     total = {
-        "name": "total" if priced else "everything with a known price",
+        "name": "total" if priced else "total of known prices",
         "usd": bill["usd"],
         "by_epoch": [epoch["usd"] for epoch in bill["epochs"]],
     }

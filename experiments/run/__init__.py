@@ -1,4 +1,4 @@
-"""A run of a spec, from start to report, and the evaluation of its checkpoints."""
+"""Running a spec from start to report, and evaluating its checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluate a checkpoint exactly, over all ranks: ``superdl evaluate RUN``."""
+"""``superdl evaluate RUN``: evaluate a checkpoint, on one or several ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The figures of a checkpoint on ``data``. Each image counts once, regardless of the number of ranks."""
+    """A checkpoint's metrics on ``data``. Each image counts once, for any number of ranks."""
 
     checkpoint: str
     epoch: int
@@ -36,7 +36,7 @@ class Evaluation:
     samples: int
     top1: float
     top5: float | None  # None for five classes or fewer
-    loss: float  # the mean over the images
+    loss: float  # mean over images
     images_per_s: float
     ranks: int
     precision: str
@@ -45,12 +45,12 @@ class Evaluation:
 def evaluate(
     run: Path, overrides: Sequence[str] = (), *, checkpoint: str | None = None, console: Console | None = None
 ) -> Evaluation:
-    """Evaluate a checkpoint of ``run``, and write its ``evaluation.json``.
+    """Evaluate a checkpoint of ``run``, and write the result to its ``evaluation.json``.
 
     Args:
-        run: the directory of a run that kept checkpoints.
+        run: the directory of a run with checkpoints.
         overrides: changes to its spec, such as ``data.val=s3://bucket/test``.
-        checkpoint: ``best`` or ``last``; by default the best if present, else the last.
+        checkpoint: ``best`` or ``last``; by default the best if it exists, else the last.
         console: receives a line at the start.
 
     Raises:
@@ -65,7 +65,7 @@ def evaluate(
         source = images_of(spec, ranks, print_line).val
         if source is None:
             raise ConfigError(
-                f"the spec of {run} has no validation images; add --set data.val=s3://bucket/test"
+                f"the spec of {run} has no validation images. Add --set data.val=s3://bucket/test."
             )
         # Labels are indices of the model's classes.
         source = replace(source, classes=tuple(loaded.facts["classes"]))
@@ -74,23 +74,23 @@ def evaluate(
         ) as loader:
             if tuple(loader.classes) != source.classes:
                 raise ConfigError(
-                    "the labels of data.val are numbers: use the class names of the training images"
+                    "the labels of data.val are numbers. Use the class names of the training images."
                 )
             model = build_model(spec.model.name, len(loader.classes), device, side=spec.recipe.crop)
-            # It only validates, so that the images to train on do not matter.
+            # The training loader is not read, so any will do.
             trainer = Trainer(model, loader, loader, spec, device=device, ranks=ranks)
             trainer.load_model(loaded.model, str(path))
             print_line(f"{path} (epoch {loaded.epoch}) on {loader.sample_count:,} images of {source.url}")
-            figures = trainer.validate()
+            metrics = trainer.validate()
         evaluation = Evaluation(
             checkpoint=str(path),
             epoch=loaded.epoch,
             data=source.url,
-            samples=figures.samples,
-            top1=figures.accuracy,
-            top5=figures.top5_accuracy,
-            loss=figures.loss,
-            images_per_s=figures.images_per_s,
+            samples=metrics.samples,
+            top1=metrics.accuracy,
+            top5=metrics.top5_accuracy,
+            loss=metrics.loss,
+            images_per_s=metrics.images_per_s,
             ranks=ranks.process.replicas,
             precision=str(compute_type(spec.training.precision, device)).removeprefix("torch."),
         )
@@ -102,10 +102,10 @@ def evaluate(
 def _spec_of(run: Path, overrides: Sequence[str]) -> Spec:
     path = run / "spec.yaml"
     if not path.is_file():
-        raise ConfigError(f"{run} is not a run directory: it has no spec.yaml")
+        raise ConfigError(f"{run} is not a run directory: it has no spec.yaml.")
     mapping = apply_overrides(load_spec(path).to_mapping(), overrides)
     data = mapping["data"]
-    # data.val alone replaces a set with its own images.
+    # If only data.val is overridden, it replaces a set that has its own images.
     if data["val"] and not data["train"]:
         mapping["data"] = {**data, "kind": "auto", "directory": None, "samples": None, "train": data["val"]}
     return parse_spec(mapping)
@@ -117,17 +117,17 @@ def _checkpoint_of(run: Path, name: str | None) -> Path:
     checkpoint = next((path for path in candidates if path.is_file()), None)
     if checkpoint is None:
         raise ConfigError(
-            f"there is no {name or 'best or last'} checkpoint in {run / FOLDER}: set "
-            "training.checkpoint_every=1 to keep checkpoints"
+            f"there is no {name or 'best or last'} checkpoint in {run / FOLDER}. Set "
+            "training.checkpoint_every=1 to keep checkpoints."
         )
     return checkpoint
 
 
-def print_evaluation(figures: Evaluation, console: Console) -> None:
-    """Print the figures."""
-    top5 = "" if figures.top5 is None else f", top-5 {figures.top5:.4f}"
+def print_evaluation(metrics: Evaluation, console: Console) -> None:
+    """Print the metrics in a line."""
+    top5 = "" if metrics.top5 is None else f", top-5 {metrics.top5:.4f}"
     say(
         console,
-        f"top-1 {figures.top1:.4f}{top5}, loss {figures.loss:.4f} over {figures.samples:,} images, "
-        f"{figures.images_per_s:,.0f} images/s",
+        f"top-1 {metrics.top1:.4f}{top5}, loss {metrics.loss:.4f} over {metrics.samples:,} images, "
+        f"{metrics.images_per_s:,.0f} images/s",
     )

@@ -1,4 +1,4 @@
-"""Listeners of a run, for progress on the screen and step times."""
+"""Listeners of a run: progress on the console, and step times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Progress(Listener):
         self._start_s = self._printed_s = time.perf_counter()
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Count the steps, and print a line if one is due."""
+        """Count the steps, and print a line if due."""
         self._done += len(steps)
         self._samples += sum(step.samples for step in steps)
         self._wait_s += sum(step.wait_s for step in steps)
@@ -51,7 +51,7 @@ class Progress(Listener):
         self._print_line("  ".join(parts))
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Print a line about the epoch."""
+        """Print a summary of the epoch."""
         train = summary.train
         validated = "" if summary.val is None else f", validation accuracy {summary.val.accuracy:.4f}"
         if train.skipped:
@@ -64,7 +64,7 @@ class Progress(Listener):
 
 
 class StepTimes(Listener):
-    """Measure the full time from one training step to the next, in groups of ``every`` steps."""
+    """Measure the time from one training step to the next, in groups of ``every`` steps."""
 
     def __init__(self, every: int, print_line: Callable[[str], None]) -> None:
         self._every = every
@@ -73,23 +73,23 @@ class StepTimes(Listener):
         self._steps = 0
         self.times: list[StepTime] = []
 
-    def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # as listeners are called
+    def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # a listener's signature
         """Reset the counts."""
         self._begun_s = self._since_s = time.time()
         self._steps = 0
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Record the time of each complete group."""
+        """Record and print the mean time of each complete group."""
         now_s = time.time()
         for step in steps:
             if step.split != "train":
                 continue
-            # A GPU's steps are issued before they are done; this one is done.
+            # On a GPU, finished_at_s is the time when a step was issued. The newest step is done by now.
             done_s = now_s if step is steps[-1] else step.finished_at_s
             self._steps += 1
             if self._steps == self._every:
                 mean_s = (done_s - self._since_s) / self._every
-                # Its difference from the group's mean shows the initial effect of a buffer.
+                # The mean of the epoch so far, beside the group's, shows the effect of an initial buffer.
                 since_start_s = (done_s - self._begun_s) / (step.step + 1)
                 self.times.append(StepTime(step.epoch, step.step + 1, self._every, mean_s, since_start_s))
                 self._print_line(

@@ -1,4 +1,4 @@
-"""Run a spec end to end (data, loaders, training, report), writing all results to one directory."""
+"""Run a spec end to end, with all results in one directory: data, loaders, training, report."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from superdl.experiments.console import Console, say
 from superdl.experiments.data import prepare_data
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.models import build_model, load_weights
-from superdl.experiments.monitoring import UtilizationMonitor, meter_of
+from superdl.experiments.monitoring import UtilizationMonitor, gpu_meter
 from superdl.experiments.output import new_directory
 from superdl.experiments.run.listeners import Progress, StepTimes
-from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, go_on, workers_of
-from superdl.experiments.spec import MODEL_DIR
+from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, resume
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
@@ -43,18 +42,17 @@ if TYPE_CHECKING:
     from superdl.experiments.training.ranks import Ranks
 
 _STEP_MODULES = "SUPER_STEP_MODULES"
-_BAD_SAMPLES_NAMED = 100
+_MAX_BAD_SAMPLES = 100  # listed in the report
 
 
 def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> RunReport:
-    """Execute ``spec`` in ``<output>/<name>-<time>``, print its table and return the report.
+    """Run ``spec`` in ``<output>/<name>-<time>``, print a table, and return the report.
 
-    docs/runs.md describes the files. A run that fails or is interrupted writes its report with the
-    reason before it raises the error.
+    docs/runs.md describes the files. If the run fails or is interrupted, the report contains the reason.
 
     Raises:
         SuperError: data, loader or device is not available, or a batch cannot be delivered.
-        KeyboardInterrupt: the user ended the run.
+        KeyboardInterrupt: the user interrupted the run, or it received SIGTERM.
     """
     prices = prices_for(PaidByHour(**asdict(spec.cost)), os.environ.get("SUPER_PRICES"))
     console = console_of_rank(console)
@@ -63,9 +61,9 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
         with begun(spec) as (ranks, device):
             place = temporary_directory() if spec.output.startswith("s3://") else spec.output
             directory = Path(ranks.text_of_first(lambda: str(new_directory(place, spec.name))))
-            directory.mkdir(parents=True, exist_ok=True)  # on another host than rank 0's
+            directory.mkdir(parents=True, exist_ok=True)  # on hosts other than rank 0's
             state = RunState(spec, directory, device, prices, ranks)
-            state.send(console)  # tests the bucket before hours of work
+            state.send(console)  # fails early if the bucket is not writable
             _train(state, console)
     except BaseException as error:
         if state is not None:
@@ -85,11 +83,22 @@ def _train(state: RunState, console: Console) -> None:
         state.report.model = f"{spec.model.name}, {f'weights of {weights}' if weights else 'not pretrained'}"
         print_line(f"model {state.report.model}")
         state.report.executor = executor_of(spec)
-        monitor = _monitor(state, stack)
+        try:
+            gpu = gpu_meter(state.device)
+        except ConfigError as error:
+            gpu = None
+            state.note(str(error))
+        state.monitor = UtilizationMonitor(gpu)
+        stack.callback(state.monitor.close)  # after everything else
         train, val = _loaders(state, stack, print_line)
-        state.workers_now = partial(workers_of, train)
         facts = facts_of(state, train, val)
         checkpoints = checkpoints_of(state, train, facts)
+        listeners: list[Listener] = [state.monitor, state]
+        if spec.training.print_every is not None:
+            state.step_times = StepTimes(spec.training.print_every, print_line)
+            listeners.append(state.step_times)
+        if ranks.leads:
+            listeners.append(Progress(print_line, spec.epochs))
         trainer = Trainer(
             _model(state, print_line),
             train,
@@ -97,46 +106,42 @@ def _train(state: RunState, console: Console) -> None:
             spec,
             device=state.device,
             ranks=ranks,
-            listeners=[monitor, *_listeners(state, print_line)],
+            listeners=listeners,
             checkpoints=checkpoints,
-            stop=stack.enter_context(StopRequest(several=ranks.several)),
+            stop=stack.enter_context(StopRequest(ranks)),
         )
         stack.callback(lambda: setattr(state.report, "rest", trainer.rest()))  # while loaders are open
         if spec.training.resume is not None:
-            go_on(state, trainer, facts, checkpoints, console)
+            resume(state, trainer, facts, checkpoints, console)
         trainer.fit()
-        models = os.environ.get(MODEL_DIR)
-        if checkpoints is not None and ranks.leads and models:
-            checkpoints.copy_model(Path(models, state.directory.name))
 
 
 def _loaders(
     state: RunState, stack: ExitStack, print_line: Callable[[str], None]
 ) -> tuple[Loader, Loader | None]:
-    """Open both splits and record them in the report. The stack closes them."""
+    """Open both splits, and describe them in the report. The stack closes them."""
     spec, ranks, report = state.spec, state.ranks, state.report
     data = images_of(spec, ranks, print_line)
     if data.note is not None:
-        state.note(data.note)
-        print_line(data.note)
+        state.note(data.note, print_line)
     functions = "" if report.executor is None else f", functions: {report.executor}"
     print_line(f"training on {data.train.url} with loader {spec.loader.kind}{functions}")
 
     def opened(source: Source, *, training: bool) -> Loader:
         pin_memory = state.device.type == "cuda"
         loader = opened_loader(spec, source, ranks, print_line, training=training, pin_memory=pin_memory)
-        # Callbacks run in reverse: note bad samples before the loader closes.
+        # Callbacks run in reverse, so bad samples are noted before the loader closes.
         stack.callback(loader.close)
         stack.callback(_note_bad_samples, state, loader)
         return loader
 
     train, val = opened(data.train, training=True), None
     if data.val is not None:
-        # Labels of both splits are indices into the same classes.
+        # Labels of both splits must be indices into the same classes.
         source = replace(data.val, classes=tuple(train.classes))
         val = opened(source, training=False)
         if tuple(val.classes) != source.classes:
-            raise ConfigError("the labels of data.val are class names, but those of data.train are numbers")
+            raise ConfigError("the labels of data.val are class names, but those of data.train are numbers.")
     report.loader_settings = dict(train.settings)
     report.classes = tuple(train.classes)
     report.train_samples = train.sample_count
@@ -150,47 +155,23 @@ def _loaders(
 
 
 def _note_bad_samples(state: RunState, loader: Loader) -> None:
-    # Only SUPER's loaders have these.
+    # Only SUPER's loaders have bad_samples.
     bad = getattr(loader, "bad_samples", ())
-    for sample in bad[:_BAD_SAMPLES_NAMED]:
+    for sample in bad[:_MAX_BAD_SAMPLES]:
         what = f"bad sample, {sample.handled}, {counted(sample.times, 'time')}"
         state.note(f"{what}: {shown(sample.key)} ({shown(sample.reason)})")
-    if len(bad) > _BAD_SAMPLES_NAMED:
-        state.note(f"{len(bad) - _BAD_SAMPLES_NAMED:,} more bad samples")
+    if len(bad) > _MAX_BAD_SAMPLES:
+        state.note(f"{len(bad) - _MAX_BAD_SAMPLES:,} more bad samples")
 
 
 def _model(state: RunState, print_line: Callable[[str], None]) -> nn.Module:
-    """Make the model, the same on all ranks."""
     spec, ranks = state.spec, state.ranks
     model = build_model(spec.model.name, len(state.report.classes), state.device, side=spec.recipe.crop)
     if spec.model.weights is not None:
         with ranks.one_of_each_host_first():
             note = load_weights(model, spec.model.weights, spec.model.weights_from)
-        state.note(note)
-        print_line(note)
+        state.note(note, print_line)
     return model
-
-
-def _monitor(state: RunState, stack: ExitStack) -> UtilizationMonitor:
-    """Start sampling before everything else. The stack stops it after everything else."""
-    gpu = None
-    try:
-        gpu = meter_of(state.device)
-    except ConfigError as error:
-        state.note(str(error))
-    monitor = state.monitor = UtilizationMonitor(gpu)
-    stack.callback(monitor.close)
-    return monitor
-
-
-def _listeners(state: RunState, print_line: Callable[[str], None]) -> list[Listener]:
-    listeners: list[Listener] = [state]
-    if state.spec.training.print_every is not None:
-        state.step_times = StepTimes(state.spec.training.print_every, print_line)
-        listeners.append(state.step_times)
-    if state.ranks.leads:
-        listeners.append(Progress(print_line, state.spec.epochs))
-    return listeners
 
 
 # ----------------------------------------------------------------- parts of a run, for other commands too
@@ -198,7 +179,7 @@ def _listeners(state: RunState, print_line: Callable[[str], None]) -> list[Liste
 
 @contextlib.contextmanager
 def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device]]:
-    """Join the other ranks as configured in the spec, and yield the ranks and the device."""
+    """Join the other ranks, seed everything, and yield the ranks and the device."""
     process = process_rank()
     device = pick_device(spec.device, process)
     alone = strategy_name(spec.training.strategy, process) == "fsdp"
@@ -213,12 +194,12 @@ def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device]]:
 
 
 def console_of_rank(console: Console | None) -> Console:
-    """Return the console, which prints only on rank 0."""
+    """Return the console, or one that prints nothing unless this is rank 0."""
     return (console or Console()) if process_rank().rank == 0 else Console(quiet=True)
 
 
 def images_of(spec: Spec, ranks: Ranks, print_line: Callable[[str], None]) -> PreparedData:
-    """Find or draw a run's images on one rank of each host, while the others wait."""
+    """Find or draw a run's images, first on one rank of each host and then on the others."""
     with ranks.one_of_each_host_first():
         return prepare_data(spec.data, print_line)
 
@@ -232,7 +213,7 @@ def opened_loader(
     training: bool = False,
     pin_memory: bool = False,
 ) -> Loader:
-    """Open one split with the loader in the spec."""
+    """Open a split with the spec's loader."""
     request = LoaderRequest(
         source=source,
         recipe=spec.recipe,
@@ -248,7 +229,7 @@ def opened_loader(
 
 
 def executor_of(spec: Spec) -> str | None:
-    """Return the name of a run's executor, or None without functions."""
+    """Return the name of a run's executor, or None if its loader runs no functions."""
     if not spec.loader.runs_functions:
         return None
     coordinator = spec.loader.coordinator or os.environ.get("SUPER_COORDINATOR")
@@ -259,8 +240,8 @@ def executor_of(spec: Spec) -> str | None:
 
 @contextlib.contextmanager
 def shipped_steps_allowed(recipe: RecipeSpec) -> Iterator[None]:
-    """Allow processes started in the block to import a recipe's `experiments.augmentations`."""
-    # A function imports only modules that its operator lists. Here the run is the operator.
+    """Allow processes started in the block to import the recipe's steps from `experiments.augmentations`."""
+    # Functions import only modules that their operator lists, and this run is the operator.
     shipped = shipped_modules(recipe.steps)
     before = os.environ.get(_STEP_MODULES)
     if not shipped:
@@ -270,7 +251,6 @@ def shipped_steps_allowed(recipe: RecipeSpec) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_STEP_MODULES]
-        else:
+        os.environ.pop(_STEP_MODULES)
+        if before is not None:
             os.environ[_STEP_MODULES] = before

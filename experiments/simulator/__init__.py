@@ -1,4 +1,4 @@
-"""A deterministic world around the real core, with virtual clock, cache, functions, jobs and faults."""
+"""A deterministic simulation around the real core, with a virtual clock, cache, functions and jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predict a run without validation from a short probe, and the most useful change: ``superdl advise``."""
+"""Predict a run from a short probe, without validation, and its most useful change: ``superdl advise``."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from superdl.experiments.loaders import Batch, BatchFigures, Loader
+    from superdl.experiments.loaders import Batch, BatchMetrics, Loader
     from superdl.experiments.spec import Spec
 
-# A longer epoch is simulated as a shorter one with a smaller cache, but the cache holds at least some batches
-# if the real one does: fewer would prevent look-ahead.
-_BATCHES_MAX = 400
-_CACHED_BATCHES_MIN = 40
+# A longer epoch is simulated by a shorter one with a smaller cache. The cache still holds some batches, if
+# the real one does, because look-ahead needs them.
+_MAX_BATCHES = 400
+_MIN_CACHED_BATCHES = 40
 
-_WORTH_WHILE = 0.05
+_MIN_SAVING = 0.05
 _LITTLE_WAITING = 0.05
 _MB, _GB = 2**20, 2**30
 _STORE = StoreSpec(kind="directory", restore_s=0.0001)
@@ -55,17 +55,17 @@ _WARM_UP_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The prediction for a run. ``waiting`` is the share of the time spent waiting after the first batch."""
+    """A run's prediction. ``waiting`` is the share of time spent waiting after the first batch."""
 
-    first_images_per_s: float  # in the first epoch
-    later_images_per_s: float | None  # None with only one epoch
+    first_images_per_s: float  # first epoch
+    later_images_per_s: float | None  # later epochs; None if there are none
     waiting: float
     wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The measured run, and the forecasts without changes and with each change, best first."""
+    """A measured run, and forecasts without changes and with each possible change, best first."""
 
     measured: SimulationSpec
     forecast: Forecast
@@ -75,12 +75,12 @@ class Advice:
     def best(self) -> str:
         """The most useful change, as a sentence."""
         if self.forecast.waiting < _LITTLE_WAITING:
-            return "Data hardly limits this run: only a faster step would make it faster."
+            return "Data hardly limits this run. Only a faster step would make it faster."
         for name, forecast in self.changes:
             saved = 1 - forecast.wall_s / self.forecast.wall_s
-            if saved >= _WORTH_WHILE:
+            if saved >= _MIN_SAVING:
                 return f"Most useful: {name}. The run would take {percent(saved)} less time."
-        return "No change saves 5% of the time: the set is small, or several limits are close together."
+        return "No change alone saves 5% of the time. The set is small, or several limits are close together."
 
     def to_mapping(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -88,7 +88,7 @@ class Advice:
 
 
 def advice_of(measured: SimulationSpec, epochs: float | None = None) -> Advice:
-    """Predict a run of one job on one dataset, and its changes, as in `forecast_of`."""
+    """Predict a run of one job on one dataset, unchanged and with each change. See `forecast_of`."""
     changes = [(name, forecast_of(changed, epochs)) for name, changed in _changes(measured)]
     return Advice(
         measured, forecast_of(measured, epochs), tuple(sorted(changes, key=lambda change: change[1].wall_s))
@@ -96,7 +96,6 @@ def advice_of(measured: SimulationSpec, epochs: float | None = None) -> Advice:
 
 
 def _changes(measured: SimulationSpec) -> Iterator[tuple[str, SimulationSpec]]:
-    """Yield possible changes, each with the spec that it would lead to."""
     (data,), (job,) = measured.datasets, measured.jobs
     more = 2 * measured.functions.concurrency
     yield (
@@ -104,7 +103,7 @@ def _changes(measured: SimulationSpec) -> Iterator[tuple[str, SimulationSpec]]:
         replace(measured, functions=replace(measured.functions, concurrency=more)),
     )
     enough_bytes = math.ceil(1.02 * data.samples * data.record_bytes)
-    # Random recipes make new records each epoch, which neither cache nor store keeps.
+    # Random recipes have new records in each epoch, which neither cache nor store keeps.
     if enough_bytes > measured.cache.budget_gb * _GB and not data.random:
         maxmemory = math.ceil(maxmemory_for(enough_bytes) / _MB)
         if measured.store.kind == "none":
@@ -118,30 +117,31 @@ def _changes(measured: SimulationSpec) -> Iterator[tuple[str, SimulationSpec]]:
 
 
 def forecast_of(measured: SimulationSpec, epochs: float | None = None) -> Forecast:
-    """Simulate a run of one job on one dataset, which lasts ``epochs``, by default those of the job."""
+    """Simulate a run of one job on one dataset for ``epochs``, by default the job's."""
     (data,), (job,), cache_gb = measured.datasets, measured.jobs, measured.cache.budget_gb
     epochs = job.epochs if epochs is None else epochs
     batch = job.batch_size * job.replicas
-    scale = min(1.0, _BATCHES_MAX * batch / data.samples)
-    least_gb = min(cache_gb, _CACHED_BATCHES_MIN * batch * data.record_bytes / _GB)
+    scale = min(1.0, _MAX_BATCHES * batch / data.samples)
+    least_gb = min(cache_gb, _MIN_CACHED_BATCHES * batch * data.record_bytes / _GB)
     simulated = replace(
         measured,
         datasets=(replace(data, samples=max(batch, round(scale * data.samples))),),
-        jobs=(replace(job, epochs=min(math.ceil(epochs), 2)),),  # all epochs after the first are alike
+        jobs=(replace(job, epochs=min(math.ceil(epochs), 2)),),  # later epochs are alike
         cache=CacheSpec(budget_gb=max(scale * cache_gb, least_gb)),
     )
     (predicted,) = predict(simulated).jobs
+    # All later epochs are simulated by one, if any.
     first_s, *later_s = (epoch_s / scale for epoch_s in predicted.epochs_s)
     return Forecast(
         first_images_per_s=data.samples / first_s,
         later_images_per_s=data.samples / later_s[0] if later_s else None,
         waiting=predicted.stall_share,
-        wall_s=first_s * min(epochs, 1.0) + sum(later_s) * max(epochs - 1, 0.0),  # at most one is later
+        wall_s=first_s * min(epochs, 1.0) + sum(later_s) * max(epochs - 1, 0.0),
     )
 
 
 def print_advice(advice: Advice, console: Console) -> None:
-    """Print the forecast beside those with changes, and the best change."""
+    """Print the forecasts, unchanged and with each change, and the best change."""
     measured = advice.measured
     (data,), (job,) = measured.datasets, measured.jobs
     say(
@@ -179,51 +179,47 @@ def advise(spec: Spec, log: Callable[[str], None], ranks: int = 1) -> Advice:
     Args:
         spec: the run's spec.
         log: receives a message before each part.
-        ranks: the ranks of the run. Only this process is probed, and all ranks are assumed to be alike.
+        ranks: the number of ranks. Only one is probed, and all are assumed to be alike.
 
     Raises:
-        ConfigError: the loader is not SUPER, or this is one of several ranks.
+        ConfigError: the loader is not SUPER, or this process is one of several ranks.
         SuperError: the data, the loader or the device is not available.
     """
-    return advice_of(*_probe(spec, log, ranks))
-
-
-def _probe(spec: Spec, log: Callable[[str], None], count: int) -> tuple[SimulationSpec, float]:
-    """Return the measured run, and the epochs that it lasts. Short epochs add up to a fraction."""
     if process_rank().replicas > 1:
         raise ConfigError(
-            "only one process can be probed, but this is one of several: use --ranks instead of torchrun"
+            "superdl advise probes a single process, but this is one of several. Use --ranks, not torchrun."
         )
     if not spec.loader.runs_functions:
         raise ConfigError(
-            f"only SUPER can be predicted, but loader.kind is {spec.loader.kind}: use --set loader.kind=super"
+            f"superdl advise predicts only SUPER, but loader.kind is {spec.loader.kind}. Use --set "
+            "loader.kind=super."
         )
-    with begun(spec) as (ranks, device), ExitStack() as stack:
-        data = images_of(spec, ranks, log)
+    with begun(spec) as (rank, device), ExitStack() as stack:
+        data = images_of(spec, rank, log)
         on_gpu = device.type == "cuda"
-        loader = opened_loader(spec, data.train, ranks, log, training=True, pin_memory=on_gpu)
+        loader = opened_loader(spec, data.train, rank, log, training=True, pin_memory=on_gpu)
         stack.enter_context(closing(loader))
-        batches = _without_end(loader)
-        # First without a model, whose steps would slow the reading.
+        batches = _endless(loader)
+        # First without a model, whose steps would slow down reading.
         log(f"reading {data.train.url} for {_READING_S:.0f} s")
         read = _read(batches)
         stats: Any = loader.job_stats()
         log(f"running steps of {spec.model.name} on {device.type} for {_STEPS_S:.0f} s")
-        step_s, handover_s = _step_s(spec, batches, device, len(loader.classes))
+        step_s, handover_s = _measure_steps(spec, batches, device, len(loader.classes))
     samples = sum(count for count, _ in read)
-    function_s = sum(figures.fetch_s + figures.decode_s for _, figures in read) / samples
+    function_s = sum(metrics.fetch_s + metrics.decode_s for _, metrics in read) / samples
     if stats.samples_produced:
         function_s = (stats.fetch_s + stats.decode_s + stats.push_s) / stats.samples_produced
     functions, kind = stats.capacity, EXECUTORS.get(executor_of(spec) or "")
     if kind is not None and kind.runs_on is RunsOn.THIS_HOST:
-        # Only those that have a core while the model computes. GPUs are on one host; a rank without one has a
-        # separate host.
-        busy, cores = count if on_gpu else torch.get_num_threads(), len(os.sched_getaffinity(0))
+        # Count only functions with a core of their own while the model computes. Ranks with GPUs share
+        # a host, ranks without one do not.
+        busy, cores = ranks if on_gpu else torch.get_num_threads(), len(os.sched_getaffinity(0))
         functions = max(1, min(functions, cores - busy))
     steps = spec.training.steps_per_epoch
-    record_bytes = max(1, sum(figures.size_bytes for _, figures in read) // samples)
-    epochs = spec.epochs if steps is None else spec.epochs * steps * count / len(loader)
-    read_s = max(median(figures.read_s for _, figures in read), 1e-6)
+    record_bytes = max(1, sum(metrics.size_bytes for _, metrics in read) // samples)
+    epochs = spec.epochs if steps is None else spec.epochs * steps * ranks / len(loader)
+    read_s = max(median(metrics.read_s for _, metrics in read), 1e-6)
     measured = SimulationSpec(
         datasets=(
             DatasetSpec(
@@ -235,7 +231,7 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> tuple[Simulati
         jobs=(
             JobSpec(
                 batch_size=spec.loader.batch_size,
-                replicas=count,
+                replicas=ranks,
                 step_s=step_s,
                 handover_s=handover_s,
                 epochs=math.ceil(epochs),
@@ -247,26 +243,27 @@ def _probe(spec: Spec, log: Callable[[str], None], count: int) -> tuple[Simulati
         cache=CacheSpec(budget_gb=stats.budget_bytes / _GB),
         store=_STORE if stats.store else StoreSpec(),
     )
-    return measured, epochs
+    return advice_of(measured, epochs)
 
 
-def _without_end(loader: Loader) -> Iterator[Batch]:
+def _endless(loader: Loader) -> Iterator[Batch]:
     while True:
         yield from loader
 
 
-def _read(batches: Iterator[Batch]) -> list[tuple[int, BatchFigures]]:
-    """Read batches for some seconds, and return the samples and the figures of each batch."""
-    read: list[tuple[int, BatchFigures]] = []
+def _read(batches: Iterator[Batch]) -> list[tuple[int, BatchMetrics]]:
+    read: list[tuple[int, BatchMetrics]] = []
     until_s = time.monotonic() + _READING_S
     while time.monotonic() < until_s or not any(samples for samples, _ in read):
-        _, labels, figures = next(batches)
-        read.append((len(labels), figures))
+        _, labels, metrics = next(batches)
+        read.append((len(labels), metrics))
     return read
 
 
-def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes: int) -> tuple[float, float]:
-    """Return the seconds per training step while batches are read, and the seconds to receive a batch."""
+def _measure_steps(
+    spec: Spec, batches: Iterator[Batch], device: torch.device, classes: int
+) -> tuple[float, float]:
+    """Return the time of a training step while batches are read, and the time to receive a batch."""
     step = trial_step(spec, classes, device)
     steps_s: list[float] = []
     waits_s: list[float] = []
@@ -274,10 +271,10 @@ def _step_s(spec: Spec, batches: Iterator[Batch], device: torch.device, classes:
     while len(steps_s) <= _WARM_UP_STEPS or time.monotonic() < until_s:
         began_s = time.monotonic()
         images, labels, _ = next(batches)
-        got_s = time.monotonic()
+        received_s = time.monotonic()
         step(images, labels)
-        waits_s.append(got_s - began_s)
-        steps_s.append(time.monotonic() - got_s)
-    # A low percentile, since higher ones include waiting for batches.
+        waits_s.append(received_s - began_s)
+        steps_s.append(time.monotonic() - received_s)
+    # A low percentile, because higher ones include waiting for data.
     waits_s = sorted(waits_s[_WARM_UP_STEPS:])
     return median(steps_s[_WARM_UP_STEPS:]), waits_s[len(waits_s) // 10]

@@ -1,4 +1,4 @@
-"""The simulated cache and store: which records they hold."""
+"""Simulated cache and store: which records they contain."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     Indices = NDArray[np.int64]
     Mask = NDArray[np.bool_]
 
-HEADROOM = 1.2  # the server's memory relative to the coordinator's budget
+HEADROOM = 1.2  # the server's memory, relative to the coordinator's budget
 
 
 @dataclass
 class Rows:
-    """The samples of one set. Arrays have shape [size]."""
+    """The cache entries of one set. Arrays have shape [size]."""
 
-    record_bytes: NDArray[np.int32]  # 0 for nothing, -1 for a tombstone
-    taken_bytes: NDArray[np.int32]  # the memory that the record takes
-    expires_s: dict[int, float] = field(default_factory=dict)  # rare states are kept separately
+    record_bytes: NDArray[np.int32]  # 0 if absent, -1 for a tombstone
+    taken_bytes: NDArray[np.int32]  # memory use
+    expires_s: dict[int, float] = field(default_factory=dict)  # rare states, by sample
     pointers: set[int] = field(default_factory=set)
 
 
 class CacheModel:
-    """A model of a Redis server, which evicts at random when full."""
+    """A Redis server that evicts at random when full."""
 
     def __init__(self, model: WorldModel, array_rng: np.random.Generator) -> None:
         self._datasets = model.datasets
@@ -43,7 +43,7 @@ class CacheModel:
         self.evicted = False
 
     def look(self, key: SetKey, indices: Indices, now: float) -> Indices:
-        """Return each sample's record length, 0 for nothing, -1 for a tombstone."""
+        """Return each sample's record length, 0 if absent, -1 for a tombstone."""
         rows = self.rows(key)
         for index in [index for index, until_s in rows.expires_s.items() if until_s <= now]:
             rows.record_bytes[index] = 0
@@ -56,26 +56,26 @@ class CacheModel:
         return lengths, np.isin(indices, list(pointers)) & (lengths > 0)
 
     def read(self, key: SetKey, indices: Indices, now: float, placed: Mask) -> tuple[Mask, Mask, Mask]:
-        """Read samples. Return masks of those delivered, those corrupt, and those delivered by a pointer."""
+        """Read samples. Return masks of delivered ones, corrupt ones, and those delivered by a pointer."""
         lengths, pointed = self.audit(key, indices, now)
-        # A pointer to a record that this reader cannot see counts as corrupt.
+        # A pointer to a record that this reader cannot read counts as corrupt.
         corrupt = pointed & ~placed
         return (lengths != 0) & ~corrupt, corrupt, pointed & ~corrupt
 
     def store(self, key: SetKey, indices: Indices, sizes: Indices, pointers: Indices | None = None) -> None:
-        """Write records, replacing existing entries. Samples in ``pointers`` are stored as pointers."""
+        """Write records, or pointers for samples in ``pointers``, replacing existing entries."""
         self.replace(key, indices, sizes)
         if pointers is not None:
             self.rows(key).pointers.update(pointers.tolist())
 
     def make_room(self) -> None:
-        """Evict at random until memory suffices."""
+        """Evict at random until the memory limit is met."""
         while self.used_bytes > self.budget_bytes * HEADROOM:
             if not self.evict(0.5):
                 break
 
     def write_tombstones(self, key: SetKey, indices: Indices, now: float, *, ttl_s: float = np.inf) -> None:
-        """Write tombstones. Those that expire are written only where there is no entry (NX)."""
+        """Write tombstones. Those that expire do not replace entries (NX)."""
         if ttl_s < np.inf:
             indices = indices[self.look(key, indices, now) == 0]
         self.replace(key, indices, np.full(indices.size, -1))
@@ -87,7 +87,7 @@ class CacheModel:
         self.replace(key, indices, np.zeros(indices.size, dtype=np.int64))
 
     def evict(self, share: float) -> int:
-        """Evict a random share of the records, and return how many."""
+        """Evict a random share of all records, and return their number."""
         self.evicted = True
         lost = 0
         for key, rows in self.sets.items():
@@ -98,20 +98,20 @@ class CacheModel:
         return lost
 
     def rows(self, key: SetKey) -> Rows:
-        """Return the samples of a set."""
+        """Return the entries of a set."""
         if key not in self.sets:
             size = self._datasets[key.dataset].size
             self.sets[key] = Rows(np.zeros(size, dtype=np.int32), np.zeros(size, dtype=np.int32))
         return self.sets[key]
 
     def replace(self, key: SetKey, indices: Indices, sizes: Indices) -> None:
-        """Replace the entries of these samples by records of ``sizes``, 0 for nothing, -1 for a tombstone."""
+        """Replace the entries of these samples. Sizes are 0 for none, and -1 for a tombstone."""
         rows = self.rows(key)
         taken = np.where(sizes > 0, footprint(np.maximum(sizes, 1)), 0)
         self.used_bytes += int(taken.sum()) - int(rows.taken_bytes[indices].sum(dtype=np.int64))
         rows.taken_bytes[indices] = taken
         rows.record_bytes[indices] = sizes
-        # Skip the loop in Python unless there are rare states.
+        # A Python loop, which is slow.
         if rows.expires_s or rows.pointers:
             for index in indices.tolist():
                 rows.expires_s.pop(index, None)
@@ -119,17 +119,16 @@ class CacheModel:
 
 
 class StoreModel:
-    """Packs of all datasets, which outlive cache and coordinator."""
+    """Packs of all datasets. They outlive cache and coordinator."""
 
     def __init__(self, model: WorldModel, rng: np.random.Generator) -> None:
-        # The pack of each sample's newest record, 0 if never written.
+        # For each sample, the pack with its newest record, or 0.
         self.packs = {data.name: np.zeros(data.size, dtype=np.uint32) for data in model.datasets.values()}
         self._next = 1
         if model.settings.store and model.stored:
             self._fill(model, rng)
 
     def _fill(self, model: WorldModel, rng: np.random.Generator) -> None:
-        """Write packs with some of the samples, as earlier coordinators left them."""
         for data in model.datasets.values():
             if data.random:
                 continue
@@ -138,7 +137,7 @@ class StoreModel:
                 self.write(data.name, pack)
 
     def write(self, dataset: bytes, indices: Indices) -> int:
-        """Write a pack of these samples, and return its number, or 0 without samples."""
+        """Write a pack of these samples, and return its number, or 0 if there are none."""
         if not indices.size:
             return 0
         pack, self._next = self._next, self._next + 1
@@ -146,14 +145,14 @@ class StoreModel:
         return pack
 
     def good(self, key: SetKey, indices: Indices) -> Mask:
-        """Return a mask of the samples that can be read now."""
+        """Return a mask of readable samples."""
         return (self.packs[key.dataset][indices] > 0) & (key.epoch == EVERY_EPOCH)
 
     def packs_of(self, dataset: bytes, indices: Indices) -> int:
-        """Count the packs that contain these samples."""
+        """Return the number of packs that contain these samples."""
         return int(np.unique(self.packs[dataset][indices]).size)
 
     def scanned(self, dataset: bytes) -> RecordsStored:
-        """Return the records that a scan of the store finds."""
+        """Return the event of a finished scan of the store."""
         indices = np.flatnonzero(self.packs[dataset])
         return RecordsStored(dataset, indices, self.packs[dataset][indices])

@@ -1,4 +1,4 @@
-"""The functions of the simulated world, with cold starts, queues, run times and usage."""
+"""Simulated functions, with cold starts, queues, run times and usage."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ if TYPE_CHECKING:
     from superdl.experiments.simulator.world_model import FunctionsModel
 
 _REFUSAL_S = 0.002
-_ANSWER_S = 0.001  # in reality, too, the records arrive before the answer
+_ANSWER_S = 0.001  # as in reality, records arrive before the result
 _STRAGGLER_SHAPE = 1.5
-_STRAGGLER_LEAST = 3.0
+_MIN_STRAGGLER = 3.0
 _COLD_SPREAD = 0.3
 _CACHED, _EXPIRED = map(OUTCOME_ORDER.index, (Outcome.CACHED, Outcome.EXPIRED))
-_POINTER_BYTES, _WORTH_A_POINTER = 126, 4096  # low, so that more worlds have pointers
+_POINTER_BYTES, _MIN_POINTED_BYTES = 126, 4096  # lower than in reality, for more pointers in tests
 
 
 @dataclass
 class Work:
-    """Work of the functions, as counted by the world."""
+    """Usage of the functions."""
 
     invocations: int = 0
     cold_starts: int = 0
-    functions_peak: int = 0  # in use at a time
+    functions_peak: int = 0  # most in use at a time
     gb_s: float = 0.0
     source_requests: int = 0
     samples_produced: int = 0
     samples_restored: int = 0
 
 
-class Taken(NamedTuple):
-    """A request, and the time when it arrived."""
+class Pending(NamedTuple):
+    """A request, and its time of arrival."""
 
     request: Prefetch
-    came_s: float
+    arrived_s: float
 
 
 class ExecutorModel:
-    """Function instances, warm and cold, under the limits of :class:`FunctionsModel`."""
+    """Warm and cold instances within the limits of a `FunctionsModel`."""
 
     def __init__(self, world: Simulation, functions: FunctionsModel) -> None:
         self.world = world
         self.functions = functions
-        self._waiting: deque[Taken] = deque()
+        self._waiting: deque[Pending] = deque()
         self._idle_since: deque[float] = deque([math.inf] * functions.capacity if functions.queues else [])
         self._burst = float(functions.capacity if functions.burst is None else functions.burst)
         self._tokens, self._filled_s = self._burst, 0.0
@@ -64,7 +64,7 @@ class ExecutorModel:
 
     def submit(self, request: Prefetch) -> None:
         """Accept a request."""
-        self._waiting.append(Taken(request, self.world.now_s))
+        self._waiting.append(Pending(request, self.world.now_s))
         self._start()
 
     def _start(self) -> None:
@@ -80,12 +80,12 @@ class ExecutorModel:
                 self.refuse(self._waiting.popleft().request, FailureKind.THROTTLED)
 
     def _find_instance(self) -> bool | None:
-        """Take an instance for a request. Return True if it starts cold, None if none is free."""
+        """Acquire an instance. Return whether it starts cold, or None if none is free."""
         functions, now = self.functions, self.world.now_s
         while self._idle_since and self._idle_since[0] < now - functions.warm_s:
             self._idle_since.popleft()
         if self._idle_since:
-            # The most recently used first, so that the others can expire.
+            # Use the most recent one, and let the others expire.
             self._idle_since.pop()
             return False
         if self._in_use >= functions.capacity:
@@ -99,11 +99,11 @@ class ExecutorModel:
             self._tokens -= 1
         return True
 
-    def run(self, taken: Taken, *, cold: bool) -> None:
-        """Run a request in an instance that was taken for it."""
-        world, request = self.world, taken.request
+    def run(self, pending: Pending, *, cold: bool) -> None:
+        """Run a request in an acquired instance."""
+        world, request = self.world, pending.request
         cold_s = self.cold_start_s() if cold else 0.0
-        if world.now_s - taken.came_s > request.expires_in_s:
+        if world.now_s - pending.arrived_s > request.expires_in_s:
             world.after(cold_s, partial(self.answer, request, 0.0, cold_s, expired=True))
             return
         duration_s = self.duration_s(request)
@@ -113,30 +113,30 @@ class ExecutorModel:
             world.after(cold_s + duration_s, partial(self.answer, request, duration_s, cold_s))
 
     def cold_start_s(self) -> float:
-        """Count a cold start, and return its seconds."""
+        """Count a cold start, and return its duration in seconds."""
         if not self.functions.cold_start_s:
             return 0.0
         self.usage.cold_starts += 1
         return self.functions.cold_start_s * self.world.rng.lognormvariate(0.0, _COLD_SPREAD)
 
     def duration_s(self, request: Prefetch) -> float:
-        """Return the seconds that a request takes, by chance."""
+        """Draw a request's duration in seconds."""
         functions, rng = self.functions, self.world.rng
         duration_s = functions.typical_s(request.indices.size, restore=not request.kind.decodes)
         if functions.spread:
-            # The location gives the factor a mean of 1.
+            # With this location, the mean factor is 1.
             duration_s *= rng.lognormvariate(-(functions.spread**2) / 2, functions.spread)
         if functions.stragglers and rng.random() < functions.stragglers:
-            duration_s *= _STRAGGLER_LEAST * rng.paretovariate(_STRAGGLER_SHAPE)
+            duration_s *= _MIN_STRAGGLER * rng.paretovariate(_STRAGGLER_SHAPE)
         return duration_s
 
     def refuse(self, request: Prefetch, kind: FailureKind) -> None:
-        """Refuse a request, so that no function runs and nothing is billed."""
+        """Refuse a request without running or billing anything."""
         event = RequestFailed(request.request_id, kind, "simulated")
         self.world.after(_REFUSAL_S, partial(self.world.answer, event))
 
     def fail(self, request: Prefetch, kind: FailureKind, duration_s: float, cold_s: float) -> None:
-        """Fail a request after ``duration_s``. Only a function that raises survives that."""
+        """Fail a request after ``duration_s``. Its instance survives only if the function raised."""
         gets = self.world.model.datasets[request.samples.dataset].gets(request.indices)
         gb_s = self._bill(duration_s + cold_s, gets)
         event = RequestFailed(request.request_id, kind, "simulated", gb_s=gb_s)
@@ -148,7 +148,7 @@ class ExecutorModel:
         self.world.after(cold_s + duration_s, fail)
 
     def answer(self, request: Prefetch, duration_s: float, cold_s: float, *, expired: bool = False) -> None:
-        """Finish a request, unless it expired before it was run, and answer it."""
+        """Finish a request, unless it expired before it ran, and send its result."""
         functions, data = self.functions, self.world.model.datasets[request.samples.dataset]
         count = request.indices.size
         outcomes = np.full(count, _EXPIRED, dtype=np.uint8) if expired else self.produce(request)
@@ -175,16 +175,16 @@ class ExecutorModel:
         self.reply(answer)
 
     def reply(self, answer: RequestDone) -> None:
-        """Send an answer to the coordinator."""
+        """Send a result to the coordinator."""
         self.world.after(_ANSWER_S, partial(self.world.answer, answer))
 
     def produce(self, request: Prefetch) -> NDArray[np.uint8]:
-        """Write all records of a request, and return their outcomes."""
+        """Write all records of a request, and return its outcomes."""
         self.write(request, request.indices)
         return np.full(request.indices.size, _CACHED, dtype=np.uint8)
 
     def write(self, request: Prefetch, indices: NDArray[np.int64]) -> None:
-        """Write records of these samples into the cache, or pointers to them."""
+        """Write records of these samples, or pointers, to the cache."""
         if request.kind is RequestKind.RESTORE:
             self.usage.samples_restored += indices.size
         else:
@@ -194,18 +194,18 @@ class ExecutorModel:
         cache.make_room()
 
     def pointed(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of samples for which the cache gets a pointer into a new pack."""
+        """Return a mask of samples for which the cache has a pointer instead of a record."""
         lengths = self.world.model.datasets[request.samples.dataset].record_bytes[indices]
-        may: NDArray[np.bool_] = lengths >= _WORTH_A_POINTER
+        may: NDArray[np.bool_] = lengths >= _MIN_POINTED_BYTES
         return may & (request.kind is RequestKind.DECODE_TO_POINTERS)
 
     def cached_bytes(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the lengths of records, or of pointers to them."""
+        """Return the lengths of records or pointers in the cache."""
         lengths = self.world.model.datasets[request.samples.dataset].record_bytes[indices]
         return np.where(self.pointed(request, indices), _POINTER_BYTES, lengths)
 
     def keep(self, request: Prefetch, outcomes: NDArray[np.uint8]) -> dict[str, Any]:
-        """Write to the store if requested, and return the fields of the answer that describe it."""
+        """Write a pack if requested, and return the result's fields about the store."""
         store, bucket = self.world.store, self.world.model.settings.whole_packs
         if request.kind is RequestKind.RESTORE:
             gets = store.packs_of(request.samples.dataset, request.indices) if bucket else 0
@@ -222,13 +222,13 @@ class ExecutorModel:
             "pointers": pointers,
         }
 
-    def stored(self, request: Prefetch, outcomes: NDArray[np.uint8]) -> NDArray[np.bool_]:  # noqa: ARG002  # faults matter
-        """Return a mask of the samples of which a pack holds records."""
+    def stored(self, request: Prefetch, outcomes: NDArray[np.uint8]) -> NDArray[np.bool_]:  # noqa: ARG002  # used by tests
+        """Return a mask of samples whose records are in the pack."""
         cached: NDArray[np.bool_] = outcomes == _CACHED
         return cached
 
     def free(self, *, alive: bool) -> None:
-        """Make an instance available, or remove it, and start what waits for one."""
+        """Release an instance, or remove a dead one, and start pending requests."""
         self._in_use -= 1
         if alive or self.functions.queues:
             self._idle_since.append(math.inf if self.functions.queues else self.world.now_s)

@@ -1,4 +1,4 @@
-"""Run a spec in the simulated world, and show throughput, waiting and the work of functions as simulated."""
+"""``superdl simulate``: predict throughput, waiting and the usage of functions from a spec."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class JobPrediction:
     stall_share: float
     hit_rate: float
     first_batch_s: float
-    epochs_s: tuple[float, ...]  # the time of each complete epoch
+    epochs_s: tuple[float, ...]  # durations of complete epochs
 
 
 @dataclass(kw_only=True)
 class Prediction(Work):
-    """All predictions for one run: means over its jobs, and the work of its functions."""
+    """A simulation's results: means over its jobs, and the usage of its functions."""
 
     virtual_s: float
     images_per_s: float
     stall_share: float
     hit_rate: float
     first_batch_s: float
-    functions_mean: float  # in use at a time
+    functions_mean: float  # mean in use at a time
     samples_read: int
-    core_cpu_s: float  # of this machine
+    core_cpu_s: float  # real CPU time, as is core_longest_s
     core_longest_s: float
     jobs: tuple[JobPrediction, ...]
     simulated_in_s: float
@@ -62,9 +62,9 @@ def predict(spec: SimulationSpec) -> Prediction:
     return Prediction(
         virtual_s=world.now_s,
         images_per_s=_share(read, world.now_s),
-        stall_share=_mean([job.stall_share for job in begun]),
+        stall_share=fmean([job.stall_share for job in begun] or [0.0]),
         hit_rate=_share(sum(job.hit_rate * job.samples for job in jobs), read),
-        first_batch_s=_mean([job.first_batch_s for job in begun]),
+        first_batch_s=fmean([job.first_batch_s for job in begun] or [0.0]),
         functions_mean=_share(usage.gb_s / spec.functions.memory_gb, world.now_s),
         **{entry.name: getattr(usage, entry.name) for entry in fields(Work)},
         samples_read=read,
@@ -76,12 +76,12 @@ def predict(spec: SimulationSpec) -> Prediction:
 
 
 def predicted_jobs(world: World) -> tuple[JobPrediction, ...]:
-    """Return what a world that has run predicts for each of its jobs."""
+    """Return the prediction for each job of a world that has run."""
     return tuple(_job(world, trainers) for trainers in world.trainers.values())
 
 
 def _job(world: World, trainers: list[TrainerModel]) -> JobPrediction:
-    """Summarise a job by its slowest rank."""
+    """Summarise a job. Its slowest rank determines times."""
     script, ended_s = trainers[0].script, world.now_s
     start_s = min(script.starts_s, ended_s)
     begun = [trainer for trainer in trainers if trainer.passes]
@@ -112,17 +112,13 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _mean(values: list[float]) -> float:
-    return fmean(values) if values else 0.0
-
-
 def prediction_mapping(spec: SimulationSpec, prediction: Prediction) -> dict[str, Any]:
     """Return a spec and its prediction as plain values for JSON."""
     return {"format": _FORMAT, "name": spec.name, "spec": asdict(spec), **asdict(prediction)}
 
 
 def print_prediction(spec: SimulationSpec, prediction: Prediction, console: Console) -> None:
-    """Print a prediction and what it took to simulate."""
+    """Print a prediction, and the cost of the simulation."""
     cells = {
         "images\n/s": f"{prediction.images_per_s:,.0f}",
         "stall\n%": f"{100 * prediction.stall_share:.1f}",
@@ -132,14 +128,14 @@ def print_prediction(spec: SimulationSpec, prediction: Prediction, console: Cons
         "\npeak": f"{prediction.functions_peak:,}",
         "decoded\n/read": f"{prediction.samples_produced / max(prediction.samples_read, 1):.3f}",
     }
-    print_rows(console, cells, [cells.values()], title=f"{spec.name}, simulated", words=0)
+    print_rows(console, cells, [cells.values()], title=f"{spec.name}, simulated", text_columns=0)
     say(
         console,
         f"simulated {prediction.virtual_s:,.1f} virtual s in {prediction.simulated_in_s:.1f} s: "
         f"{prediction.samples_read:,} samples read, {prediction.samples_produced:,} produced and "
         f"{prediction.samples_restored:,} restored by {prediction.invocations:,} invocations "
         f"({prediction.gb_s:,.0f} GB-seconds, {prediction.source_requests:,} GETs); "
-        f"the coordinator's core took {prediction.core_cpu_s:.3g} s of this machine's CPU, "
+        f"the coordinator's core used {prediction.core_cpu_s:.3g} s of this machine's CPU, "
         f"{_share(prediction.core_cpu_s, prediction.virtual_s):.2g} of a core, "
         f"{1e3 * prediction.core_longest_s:.3g} ms at most for one step",
     )

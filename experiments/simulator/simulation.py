@@ -1,4 +1,4 @@
-"""What all parts of a simulated world share: virtual time, the core, cache and store."""
+"""Virtual time, core, cache and store, which all parts of a simulated world share."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _REPORT_DELAY_S = 0.001
 
 
 class InvariantError(AssertionError):
-    """The core broke a promise. The message contains the seed that reproduces it."""
+    """The core broke a promise. The message has the seed that reproduces it."""
 
 
 class Simulation(ABC):
-    """Virtual time, the core, and the models of cache and store."""
+    """Virtual time, the core, and models of cache and store."""
 
     def __init__(self, model: WorldModel) -> None:
         self.model = model
@@ -44,9 +44,9 @@ class Simulation(ABC):
         self.coordinator_up = True
         self.cache_was_empty = True
         self.wakes_at_s = np.inf
-        # CPU seconds of this machine spent in the core, in total and for the longest step.
+        # Real CPU seconds of the core, in total and for the longest step.
         self.core_cpu_s = self.core_longest_s = 0.0
-        self.under_way = 0  # trainers that have work left
+        self.under_way = 0  # trainers with work left
 
     def make_core(self) -> Core:
         """Return a fresh core."""
@@ -57,26 +57,26 @@ class Simulation(ABC):
         return CacheModel(self.model, self.array_rng)
 
     def make_store(self) -> StoreModel:
-        """Return the store with what earlier coordinators left there."""
+        """Return the store with the records of earlier coordinators."""
         return StoreModel(self.model, self.array_rng)
 
-    def after(self, delay_s: float, happens: Callable[[], object]) -> None:
-        """Schedule a call. Calls due at the same time run in the order in which they were scheduled."""
-        # The number breaks ties, and keeps the heap from comparing functions.
-        heapq.heappush(self._calls, (self.now_s + delay_s, next(self._numbers), happens))
+    def after(self, delay_s: float, call: Callable[[], object]) -> None:
+        """Schedule a call. Calls due at the same time run in the order of scheduling."""
+        # Numbers break ties, because functions cannot be compared.
+        heapq.heappush(self._calls, (self.now_s + delay_s, next(self._numbers), call))
 
     def step(self, until_s: float = np.inf) -> bool:
         """Run the next call, or return False if none is due by ``until_s``."""
         if not self._calls or self._calls[0][0] > until_s:
             return False
-        time_s, _, happens = heapq.heappop(self._calls)
+        time_s, _, call = heapq.heappop(self._calls)
         self.now_s = max(self.now_s, time_s)
-        happens()
+        call()
         return True
 
     def post(self, *events: Event) -> None:
-        """Pass events to the core, all at once, and execute its actions."""
-        # CPU time, so that a busy machine does not distort the figure.
+        """Pass events to the core together, and execute its actions."""
+        # CPU time does not depend on the load of this machine.
         began_s = thread_time()
         actions = self.core.handle_all(events, self.now_s)
         took_s = thread_time() - began_s
@@ -90,25 +90,25 @@ class Simulation(ABC):
             self.after(max(wake_at_s - self.now_s, 0.0), partial(self._tick, wake_at_s))
 
     def report(self, event: BatchRead) -> None:
-        """Send a reader's report."""
+        """Send a read report to the core."""
         self.after(_REPORT_DELAY_S, partial(self.post, event))
 
     def answer(self, event: RequestDone | RequestFailed) -> None:
-        """Deliver a function's answer."""
+        """Pass a request's result or failure to the core."""
         self.post(event)
 
     def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
-        """Fail if a reader exceeds its time limit."""
+        """Raise InvariantError if a reader exceeds its time limit."""
         if waited_s >= self.model.read_timeout_s:
             raise self.broken(f"{job}/{rank} has waited {waited_s:.0f} s for batch {position}")
 
     @abstractmethod
     def consumed(self, job: str, rank: int, batch: BatchModel) -> None:
-        """Take note that a trainer has consumed a batch."""
+        """Called when a trainer has consumed a batch."""
 
-    def broken(self, what: str) -> InvariantError:
-        """Return an error with the violation and the seed."""
-        return InvariantError(f"seed {self.model.seed} at {self.now_s:.3f} s: {what}")
+    def broken(self, reason: str) -> InvariantError:
+        """Return an error with the reason and the seed."""
+        return InvariantError(f"seed {self.model.seed} at {self.now_s:.3f} s: {reason}")
 
     @abstractmethod
     def act(self, action: Action) -> None:
@@ -116,6 +116,6 @@ class Simulation(ABC):
 
     def _tick(self, wake_at_s: float) -> None:
         if wake_at_s != self.wakes_at_s:
-            return  # the core has requested another time since
+            return  # the core has since requested an earlier time
         self.wakes_at_s = np.inf
         self.post(Tick())

@@ -1,4 +1,4 @@
-"""The spec of a simulation, read from YAML into self-validating frozen dataclasses, and its world."""
+"""A simulation's spec, from YAML to validated frozen dataclasses, and the world that it describes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from superdl.experiments.schema import (
     AtLeastZero,
     NonNegativeNumber,
     PositiveNumber,
-    SpecFolder,
     Text,
     apply_overrides,
     build,
     one_of,
+    opened_spec,
 )
 from superdl.experiments.simulator.world_model import DatasetModel, FunctionsModel, JobScript, WorldModel
 from superdl.super_wire.errors import ConfigError
@@ -31,12 +31,12 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-_SPECS = SpecFolder(Path(__file__).parent / "specs")
+_SPECS = Path(__file__).parent / "specs"
 _GB = 2**30
 _READ_TIMEOUT_S = 3600.0
-_HEARTBEAT_S = 2.0  # the interval at which the sampler's pages are requested again
+_HEARTBEAT_S = 2.0  # interval of a sampler's reports of its progress
 _PAGE = 64
-# Limits of AWS Lambda: this many cold starts at once, and more each second.
+# AWS Lambda's limits: cold starts at once, and additional ones per second.
 _BURST, _COLD_STARTS_PER_S = 1000, 100.0
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -44,41 +44,41 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class DatasetSpec:
-    """A dataset, as ``copies`` catalogs of ``samples`` images each."""
+    """``copies`` datasets of ``samples`` images each."""
 
     name: Text = "data"
     copies: AtLeastOne = 1
     samples: AtLeastOne = 10_000
-    record_bytes: AtLeastOne = 150_592  # an image of 224 x 224 pixels and its header
-    source_bytes: AtLeastZero = 110_000  # the mean size of an object
+    record_bytes: AtLeastOne = 150_592  # 224 x 224 pixels and a header
+    source_bytes: AtLeastZero = 110_000  # mean size of an object
     random: StrictBool = False
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class JobSpec:
-    """``count`` training runs of ``replicas`` ranks. Run n reads copy n (modulo copies) of the dataset."""
+    """``count`` training runs of ``replicas`` ranks. Run n reads copy n modulo copies of the dataset."""
 
     name: Text = "train"
     dataset: Text = "data"
     count: AtLeastOne = 1
     replicas: AtLeastOne = 1
-    batch_size: AtLeastOne = 256  # of a rank
-    step_s: PositiveNumber = 1.0  # the trainer's time for a batch
+    batch_size: AtLeastOne = 256  # per rank
+    step_s: PositiveNumber = 1.0  # the trainer's time per batch
     epochs: AtLeastOne = 1
     seed: AtLeastZero = 0  # run n shuffles with seed + n
     start_every_s: NonNegativeNumber = 0.0  # after the previous run
-    # These read ahead, each at read_gb_per_s.
+    # Workers read ahead, each at read_gb_per_s.
     workers: AtLeastOne = 4
     read_gb_per_s: PositiveNumber = 1.2
-    # The trainer's time to take a batch over from a worker.
+    # The trainer's time to receive a batch from a worker.
     handover_s: NonNegativeNumber = 0.0
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class FunctionsSpec:
-    """How functions are executed. See `experiments.simulator.world_model.FunctionsModel`."""
+    """How functions are executed. `experiments.simulator.world_model.FunctionsModel` has the details."""
 
-    # A pool exists from the start and queues; lambda starts cold, ramps up and refuses.
+    # A pool exists from the start, and excess requests wait. lambda starts cold, ramps up, and refuses them.
     kind: Annotated[str, one_of(("pool", "lambda"))] = "lambda"
     concurrency: AtLeastOne = 1000
     cold_start_s: NonNegativeNumber = 0.0
@@ -93,12 +93,12 @@ class FunctionsSpec:
 
     def __post_init__(self) -> None:
         if not self.fetch_s + self.decode_s + self.overhead_s:
-            raise ConfigError("functions must take time: set functions.decode_s, functions.fetch_s or both")
+            raise ConfigError("functions must take time. Set functions.decode_s, functions.fetch_s or both.")
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CacheSpec:
-    """Memory for records, in units of 2**30 bytes. ``left_over`` is the share cached at the start."""
+    """Memory for records, in units of 2**30 bytes. ``left_over`` is the share of samples at the start."""
 
     budget_gb: PositiveNumber = 16.0
     left_over: Share = 0.0
@@ -106,10 +106,10 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class StoreSpec:
-    """The store for records: ``none``, a ``directory`` that trainers and pool share, or ``s3``."""
+    """The store: ``none``, a ``directory`` shared by trainers and pool, or ``s3``."""
 
     kind: Annotated[str, one_of(("none", "directory", "s3"))] = "none"
-    left_over: Share = 0.0  # the share of samples stored at the start
+    left_over: Share = 0.0  # share of samples at the start
     restore_s: NonNegativeNumber = 0.0  # a function's time per record
 
 
@@ -123,7 +123,7 @@ class CoordinatorSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class SimulationSpec:
-    """One simulation, which runs for ``minutes`` of virtual time or, if null, until all jobs are done."""
+    """A simulation of ``minutes`` of virtual time or, if null, until all jobs are done."""
 
     name: Text = "simulation"
     seed: AtLeastZero = 0
@@ -142,17 +142,15 @@ class SimulationSpec:
         for what, names in (("datasets", datasets), ("jobs", [job.name for job in self.jobs])):
             duplicates = sorted({name for name in names if names.count(name) > 1})
             if duplicates:
-                raise ConfigError(
-                    f"duplicate names in {what}: {', '.join(duplicates)}; give each a different one"
-                )
+                raise ConfigError(f"duplicate names in {what}: {', '.join(duplicates)}")
         for number, job in enumerate(self.jobs):
             if job.dataset not in datasets:
                 raise ConfigError(
-                    f"jobs[{number}].dataset is unknown: {job.dataset}; choose from {', '.join(datasets)}"
+                    f"jobs[{number}].dataset is unknown: {job.dataset}. Choose from {', '.join(datasets)}."
                 )
         if (self.store.kind, self.functions.kind) == ("directory", "lambda"):
             raise ConfigError(
-                "store.kind=directory requires functions.kind=pool; for Lambda, set store.kind=s3"
+                "store.kind=directory requires functions.kind=pool. For Lambda, set store.kind=s3."
             )
 
 
@@ -161,22 +159,22 @@ def load_spec(name: str | Path, overrides: Iterable[str] = ()) -> SimulationSpec
 
     Args:
         name: a path, or the bare name of a spec in the package.
-        overrides: ``a.b=c``, which replace values of the file.
+        overrides: ``a.b=c``, which replace the file's values.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.
     """
-    with _SPECS.opened(name) as mapping:
+    with opened_spec(name, _SPECS) as mapping:
         return build(SimulationSpec, apply_overrides(mapping, overrides))
 
 
 def build_world_model(spec: SimulationSpec) -> WorldModel:
-    """Build the simulated world that ``spec`` describes."""
+    """Build the model that ``spec`` describes."""
     datasets = [
         DatasetModel(
             name=_name(dataset.name, copy, dataset.copies).encode(),
             random=dataset.random,
-            # One value for all samples, without memory for each.
+            # A view of a single value.
             record_bytes=np.broadcast_to(np.int64(dataset.record_bytes), dataset.samples),
             source_bytes=dataset.source_bytes,
         )

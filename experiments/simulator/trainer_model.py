@@ -1,4 +1,4 @@
-"""One rank of a simulated training run, with a sampler of pages, readers and a trainer."""
+"""One rank of a simulated training run: sampler, readers and trainer."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
-class PassFigures:
-    """The figures of one pass."""
+class PassMetrics:
+    """Metrics of one pass."""
 
     began_s: float
     ended_s: float = 0.0
     batches: int = 0
     samples: int = 0
     hits: int = 0
-    wait_s: float = 0.0  # the trainer was idle for lack of a batch
+    wait_s: float = 0.0  # the trainer waited for a batch
     first_wait_s: float = 0.0
 
 
 class TrainerModel:
-    """A rank. All of its actions are scheduled by ``world.after``."""
+    """A rank, whose actions are scheduled by ``world.after``."""
 
     def __init__(self, world: Simulation, script: JobScript, rank: int) -> None:
         self.world = world
         self.script = script
         self.rank = rank
         self.done = False
-        self.passes: list[PassFigures] = []
+        self.passes: list[PassMetrics] = []
         self._number = -1
         self._epoch = 0
-        self._stop = self._asked = self._yielded = self._consumed = 0
+        self._stop = self._requested = self._yielded = self._consumed = 0
         self._page: dict[int, tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]] = {}
         self._sees_store = script.straight and world.model.settings.store
         self._reading: dict[int, BatchModel] = {}
         self._ready: dict[int, BatchModel] = {}
         self._busy = False
-        self._asking = False
+        self._requesting = False
         self._idle_since_s = 0.0
 
     def start(self) -> None:
@@ -75,7 +75,7 @@ class TrainerModel:
 
     @property
     def waits_s(self) -> float:
-        """Seconds that the trainer has waited for the next batch."""
+        """How long the trainer has waited for the next batch, in seconds."""
         under_way = self.passes and not self.passes[-1].ended_s and not self._busy
         return self.world.now_s - self._idle_since_s if under_way else 0.0
 
@@ -88,14 +88,14 @@ class TrainerModel:
                 self.world.post(JobClosed(self.script.name, self.rank))
             return
         self._epoch, first, self._stop = self.script.passes[self._number]
-        self._asked = self._yielded = self._consumed = first
+        self._requested = self._yielded = self._consumed = first
         self._page.clear()
         self._reading.clear()
         self._ready.clear()
-        self._asking = False
+        self._requesting = False
         self._idle_since_s = self.world.now_s
-        self.passes.append(PassFigures(self.world.now_s))
-        self._go_on()
+        self.passes.append(PassMetrics(self.world.now_s))
+        self._continue()
 
     def _open_job(self) -> bool:
         """Register this rank, or return False while the coordinator is down."""
@@ -118,35 +118,34 @@ class TrainerModel:
                 world.post(opened)
         return True
 
-    def _ask(self, number: int) -> None:
-        """Request the next page (NextBatches), and retry while the coordinator is down."""
+    def _request_page(self, number: int) -> None:
+        """Request the next page. Retry while the coordinator is down."""
         if number != self._number or self.done:
             return
         if not self._open_job():
-            self.world.after(_CALL_RETRY_S, partial(self._ask, number))
+            self.world.after(_CALL_RETRY_S, partial(self._request_page, number))
             return
-        self._asking = False
-        start = self._asked
+        self._requesting = False
+        start = self._requested
         plan = self.script.plan_of(self._epoch)
-        self._asked = min(start + self.script.page, plan.batches_per_epoch)
-        span = plan.span(self._epoch, start, self._asked, self.rank)
+        self._requested = min(start + self.script.page, plan.batches_per_epoch)
+        span = plan.span(self._epoch, start, self._requested, self.rank)
         for offset in range(len(span)):
             part = slice(*span.offsets[offset : offset + 2])
             indices = span.indices[part]
             self._page[start + offset] = (indices, span.padding[part], self._placed(indices))
-        self._tell(start)
-        self._go_on()
+        self._report_progress(start)
+        self._continue()
 
     def _placed(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return a mask of the samples that are stored, as far as the coordinator knows."""
         samples = self.world.core.state.sets.get(SetKey(self.script.dataset, EVERY_EPOCH))
         if samples is None or not self._sees_store:
             return np.zeros(indices.size, dtype=np.bool_)
         return samples.stored(indices)
 
-    def _tell(self, start: int) -> None:
-        yielded, asked = min(self._yielded, self._asked), self._asked
-        batches = start, asked, yielded
+    def _report_progress(self, start: int) -> None:
+        stop, yielded = self._requested, min(self._yielded, self._requested)
+        batches = start, stop, yielded
         self.world.post(
             BatchesRequested(self.script.name, self.rank, self._epoch, *batches, self._sees_store)
         )
@@ -154,26 +153,27 @@ class TrainerModel:
     def _heartbeat(self) -> None:
         if not self.done:
             if self._open_job():
-                self._tell(min(self._yielded, self._asked))
+                self._report_progress(min(self._yielded, self._requested))
             self.world.after(self.world.model.heartbeat_s, self._heartbeat)
 
-    def _go_on(self) -> None:
-        """Hand batches to idle readers, and consume the next one."""
+    def _continue(self) -> None:
+        """Assign batches to idle readers, request a page, and consume the next batch, if possible."""
         script = self.script
         if self._consumed == self._stop and not self._busy:
             self.passes[-1].ended_s = self.world.now_s
             self._begin_pass()
             return
         while len(self._reading) < script.workers and self._yielded < self._stop:
-            # Two batches per worker, like a DataLoader.
+            # Like a DataLoader, prefetch two batches per worker.
             if self._yielded - self._consumed >= 2 * script.workers or self._yielded not in self._page:
                 break
             self._read_next()
-        # Request the next page when half of this one is left.
-        page_is_low = self._asked - self._yielded <= script.page // 2
-        if page_is_low and self._asked < script.plan_of(self._epoch).batches_per_epoch and not self._asking:
-            self._asking = True
-            self.world.after(_CALL_S, partial(self._ask, self._number))
+        # Request the next page when half of this one remains.
+        page_is_low = self._requested - self._yielded <= script.page // 2
+        is_last = self._requested == script.plan_of(self._epoch).batches_per_epoch
+        if page_is_low and not is_last and not self._requesting:
+            self._requesting = True
+            self.world.after(_CALL_S, partial(self._request_page, self._number))
         if self._consumed in self._ready and not self._busy:
             self._consume()
 
@@ -205,22 +205,22 @@ class TrainerModel:
         reading.attempts += 1
         if not reading.missing.size:
             if self.script.read_s:
-                world.after(self.script.read_s, partial(self._have_read, reading))
+                world.after(self.script.read_s, partial(self._finish_reading, reading))
             else:
-                self._have_read(reading)
+                self._finish_reading(reading)
             return
         self._report(reading, spoilt, done=False)
         world.waits(self.script.name, self.rank, reading.position, world.now_s - reading.began_s)
         delay_s = min(_POLL_MAX_S, _POLL_S * 2.0 ** (reading.attempts - 1)) * (0.5 + 0.5 * world.rng.random())
         world.after(delay_s, partial(self._attempt, reading))
 
-    def _have_read(self, reading: BatchModel) -> None:
+    def _finish_reading(self, reading: BatchModel) -> None:
         if reading.number != self._number or self.done:
             return
         self._report(reading, _NOTHING, done=True)
         del self._reading[reading.position]
         self._ready[reading.position] = reading
-        self._go_on()
+        self._continue()
 
     def _report(self, reading: BatchModel, spoilt: NDArray[np.int64], *, done: bool) -> None:
         world = self.world
@@ -245,23 +245,23 @@ class TrainerModel:
 
     def _consume(self) -> None:
         self._busy = True
-        figures, waited_s = self.passes[-1], self.world.now_s - self._idle_since_s
-        if not figures.batches:
-            figures.first_wait_s = waited_s
-        figures.wait_s += waited_s + self.script.handover_s
+        metrics, waited_s = self.passes[-1], self.world.now_s - self._idle_since_s
+        if not metrics.batches:
+            metrics.first_wait_s = waited_s
+        metrics.wait_s += waited_s + self.script.handover_s
         step_s = self.script.step_s + self.script.handover_s
         if self.script.pause_s:
             middle = (self.script.passes[self._number][1] + self._stop) // 2
             step_s += self.script.pause_s if self._consumed == middle else 0.0
-        self.world.after(step_s, self._consumed_one)
+        self.world.after(step_s, self._finish_step)
 
-    def _consumed_one(self) -> None:
+    def _finish_step(self) -> None:
         self._busy = False
         self._idle_since_s = self.world.now_s
-        batch, figures = self._ready.pop(self._consumed), self.passes[-1]
-        figures.batches += 1
-        figures.samples += batch.indices.size
-        figures.hits += batch.hits
+        batch, metrics = self._ready.pop(self._consumed), self.passes[-1]
+        metrics.batches += 1
+        metrics.samples += batch.indices.size
+        metrics.hits += batch.hits
         self.world.consumed(self.script.name, self.rank, batch)
         self._consumed += 1
-        self._go_on()
+        self._continue()

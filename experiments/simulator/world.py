@@ -1,4 +1,4 @@
-"""A deterministic world around the real core, driven by one seed and a virtual clock."""
+"""A simulation with executors and trainers, determined by one seed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UPKEEP_S = 1.0
 
 
 class World(Simulation):
-    """A simulation with its executors and trainers. Nothing fails but requests that take too long."""
+    """A simulation with its executors and trainers. Requests that take too long are the only failures."""
 
     def __init__(self, model: WorldModel) -> None:
         super().__init__(model)
@@ -52,7 +52,7 @@ class World(Simulation):
         """Run until all jobs are done, or until ``model.until_s``.
 
         Raises:
-            InvariantError: the run does not end.
+            InvariantError: no events are left, but some jobs have not finished.
         """
         self.begin()
         while self.under_way and self.now_s < self.model.until_s:
@@ -63,8 +63,8 @@ class World(Simulation):
         return self
 
     def begin(self) -> None:
-        """Schedule everything that exists at the start."""
-        self._leave_over()
+        """Fill the cache, and schedule the start of all jobs."""
+        self._fill_cache()
         self.report_size()
         for script in self.model.jobs:
             for trainer in self.trainers[script.name]:
@@ -72,7 +72,7 @@ class World(Simulation):
         self.after(_UPKEEP_S, self._upkeep)
 
     def consumed(self, job: str, rank: int, batch: BatchModel) -> None:
-        """Do nothing: only the checks in tests need it."""
+        """Do nothing. Tests override this."""
 
     def act(self, action: Action) -> None:
         """Execute an action of the core."""
@@ -87,18 +87,18 @@ class World(Simulation):
                 self.cache.write_tombstones(samples, indices, self.now_s, ttl_s=ttl_s)
 
     def report_size(self) -> None:
-        """Report the limits of all executors to the core."""
+        """Report the limits of all executors."""
         for number, functions in enumerate(self.model.fleet):
             backlog = None if functions.queues else 0
             self.post(ExecutorResized(functions.capacity, backlog, number))
 
     def audit(self, action: Audit) -> None:
-        """Report what the cache holds of the samples in doubt."""
+        """Report which of the audited samples are in the cache."""
         audited = self.cache.audit(action.samples, action.indices, self.now_s)
         self.post(Audited(action.audit_id, *audited))
 
     def report_cache(self) -> None:
-        """Report evictions, and the memory in use, to the core."""
+        """Report evictions and memory use."""
         if self.cache.evicted:
             self.cache.evicted = False
             self.post(CacheEvicted())
@@ -110,8 +110,8 @@ class World(Simulation):
             self.report_cache()
             self.after(_UPKEEP_S, self._upkeep)
 
-    def _leave_over(self) -> None:
-        """Fill the cache with the records of an earlier coordinator, up to the budget."""
+    def _fill_cache(self) -> None:
+        """Fill the cache with records of an earlier coordinator, up to the budget."""
         if not self.model.left_over:
             return
         for data in self.model.datasets.values():

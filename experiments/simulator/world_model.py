@@ -1,4 +1,4 @@
-"""The parts of one simulation as plain values: data, jobs and functions."""
+"""A simulation's parts as plain values: datasets, jobs and functions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MAX_GAP_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class DatasetModel:
-    """A catalog under a recipe, with the sizes of its records."""
+    """A catalog with a recipe, and the sizes of its records."""
 
     name: bytes
     random: bool
     record_bytes: NDArray[np.int64]  # the length of each record, of shape [size]
-    source_bytes: int = 0  # the mean of an object
-    runs: NDArray[np.int64] | None = None  # where runs of neighbours begin; None if each sample is an object
+    source_bytes: int = 0  # mean size of an object
+    runs: NDArray[np.int64] | None = None  # first samples of runs of neighbours; None: all are objects
 
     @property
     def size(self) -> int:
@@ -36,10 +36,10 @@ class DatasetModel:
         return self.record_bytes.size
 
     def gets(self, indices: NDArray[np.int64]) -> int:
-        """Count the GETs for samples."""
+        """Return the number of GETs for samples."""
         if self.runs is None or not indices.size:
             return indices.size
-        # One per run of neighbours, and one per gap too large to read through.
+        # One for each run of neighbours, and for each gap that is too large to read through.
         ascending = np.sort(indices)
         gap_bytes = (np.diff(ascending) - 1) * self.source_bytes
         run_of = np.searchsorted(self.runs, ascending, side="right")
@@ -48,29 +48,29 @@ class DatasetModel:
 
 @dataclass(frozen=True)
 class FunctionsModel:
-    """How functions are executed, ``capacity`` at once. Times are in seconds."""
+    """How requests are executed, ``capacity`` at once. Times are in seconds."""
 
     capacity: int
-    # A pool of processes, where excess requests wait. Else they start on demand, like AWS
-    # Lambda, and excess requests are refused.
+    # True for a pool of processes, where excess requests wait. False for instances started on demand, as
+    # by AWS Lambda, which refuse excess requests.
     queues: bool = True
-    # Cold starts at once; per_s more follow each second.
+    # Simultaneous cold starts, and additional ones per second.
     burst: int | None = None
     per_s: float = math.inf
     cold_start_s: float = 0.0
-    warm_s: float = 300.0  # an instance idle for longer is removed
+    warm_s: float = 300.0  # instances that are idle for longer are removed
     overhead_s: float = 0.0
     fetch_s: float = 0.0
     fetch_parallel: int = 1
     decode_s: float = 0.0
     push_s: float = 0.0
-    restore_s: float = 0.0  # to fetch one record from the store
-    spread: float = 0.3  # of the log-normal distribution of a request's time
-    stragglers: float = 0.0  # the share that takes several times as long (Pareto)
+    restore_s: float = 0.0  # to read a record from the store
+    spread: float = 0.3  # sigma of the log-normal distribution of a request's time
+    stragglers: float = 0.0  # share of requests that take several times as long (Pareto)
     memory_gb: float = 1.0
 
     def typical_s(self, samples: int, *, restore: bool = False) -> float:
-        """Return the seconds that a request for ``samples`` takes, without cold starts and chance."""
+        """Return a request's typical time in seconds, without a cold start."""
         if restore:
             return self.overhead_s + samples * (self.restore_s + self.push_s)
         each_s = max(self.fetch_s / self.fetch_parallel, self.decode_s + self.push_s)
@@ -79,21 +79,21 @@ class FunctionsModel:
 
 @dataclass(frozen=True)
 class JobScript:
-    """A training run, with its plan, its pace, and any unusual behaviour."""
+    """A training run: its plan, its pace, and unusual behaviour."""
 
     name: str
     dataset: bytes
     plan: Plan
     starts_s: float
-    step_s: float  # the trainer's time for a batch
+    step_s: float  # the trainer's time per batch
     workers: int
     page: int
     passes: Sequence[tuple[int, int, int]]  # epoch, first position, position at which it is abandoned
-    ending: str = "close"  # or "vanish" without closing the job
+    ending: str = "close"  # or "vanish", without closing the job
     pause_s: float = 0.0  # in the middle of each pass
     read_s: float = 0.0  # a worker's time to read a batch from the cache
-    handover_s: float = 0.0  # the trainer's time to receive a finished batch; counted as waiting
-    straight: bool = False  # whether the readers can read the store, if there is one
+    handover_s: float = 0.0  # the trainer's time to receive a batch; counts as waiting
+    straight: bool = False  # readers can access the store, if there is one
     team: str = NO_TEAM
     orders: Mapping[int, Plan] = field(default_factory=dict)  # of a user's sampler, by epoch
 
@@ -104,17 +104,17 @@ class JobScript:
 
 @dataclass(frozen=True)
 class WorldModel:
-    """One simulation. ``until_s`` may end it early. Readers wait at most ``read_timeout_s``."""
+    """A simulation. It ends at ``until_s``, if not earlier. Readers wait at most ``read_timeout_s``."""
 
     seed: int
     settings: CoreSettings
     functions: FunctionsModel
     datasets: dict[bytes, DatasetModel]
     jobs: tuple[JobScript, ...]
-    others: tuple[FunctionsModel, ...] = ()  # for requests beyond the capacity of those before
-    unfit: dict[bytes, frozenset[int]] = field(default_factory=dict)  # executors by dataset
-    left_over: float = 0.0  # share of samples that an earlier coordinator left in the cache
-    stored: float = 0.0  # share of samples in the store from the start, if the settings have one
+    others: tuple[FunctionsModel, ...] = ()  # for requests beyond the capacity of preceding ones
+    unfit: dict[bytes, frozenset[int]] = field(default_factory=dict)  # by dataset, unusable executors
+    left_over: float = 0.0  # share of samples in the cache at the start
+    stored: float = 0.0  # share of samples in the store at the start, if there is one
     read_timeout_s: float = 600.0
     until_s: float = math.inf
     heartbeat_s: float = 5.0
@@ -127,7 +127,7 @@ class WorldModel:
 
 @dataclass(slots=True)
 class BatchModel:
-    """A batch of the pass ``number`` that a reader reads, with the records read so far."""
+    """A batch of the pass ``number`` while it is read."""
 
     number: int
     position: int
@@ -136,7 +136,7 @@ class BatchModel:
     padding: NDArray[np.bool_]
     began_s: float
     missing: NDArray[np.int64]
-    placed: NDArray[np.bool_]  # samples that the page places in the store
+    placed: NDArray[np.bool_]  # which samples the page locates in the store
     hits: int = 0
     straight: int = 0
     attempts: int = 0

@@ -1,4 +1,4 @@
-"""A plain PyTorch training loop that is distributed, measured step by step, and resumable."""
+"""A plain PyTorch training loop: distributed, measured step by step, and resumable."""
 
 from __future__ import annotations
 

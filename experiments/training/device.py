@@ -1,4 +1,4 @@
-"""The device for training, precision, seeds, and distribution over ranks."""
+"""Device, precision and seeds of a run, and the strategies that distribute a model over ranks."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from superdl.super_wire.errors import ConfigError
 if TYPE_CHECKING:
     from superdl.experiments.training.ranks import ProcessRank
 
-_CUDA_WITH_FP16 = (7, 0)  # V100 and T4 have tensor cores for it, and no bfloat16
+_CUDA_WITH_FP16 = (7, 0)  # V100 and T4 have tensor cores for float16 but not for bfloat16
 _CPU_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 
 def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
-    """Return the device set in a spec, where ``auto`` means CUDA if available.
+    """Return the device that a spec selects. ``auto`` is CUDA if available.
 
     Raises:
-        ConfigError: CUDA is requested but not available, or a host has more ranks than GPUs.
+        ConfigError: CUDA is selected but not available, or a host has more ranks than GPUs.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device is cuda, but torch finds no CUDA device here; set device=auto or cpu")
+        raise ConfigError("device is cuda, but torch finds no CUDA device. Set device to auto or cpu.")
     if name == "cpu" or process is None or process.replicas == 1:
         return torch.device(name)
     if process.local_rank >= torch.cuda.device_count():
         raise ConfigError(
             f"rank {process.rank} has local rank {process.local_rank}, but its host has "
-            f"{torch.cuda.device_count()} GPU(s): start one rank per GPU (torchrun "
-            "--nproc-per-node), or set device=cpu"
+            f"{torch.cuda.device_count()} GPU(s). Start one rank per GPU (torchrun --nproc-per-node), or set "
+            "device=cpu."
         )
-    # With several ranks, each uses the GPU with its number on its host.
+    # Each rank uses the GPU whose number is its local rank.
     device = torch.device("cuda", process.local_rank)
     torch.cuda.set_device(device)
     return device
@@ -52,8 +52,7 @@ def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
 def compute_type(name: str, device: torch.device) -> torch.dtype:
     """Return the data type that ``training.precision`` selects for ``device``.
 
-    ``auto`` is bfloat16 where it is native, else float16 on GPUs that compute in it. docs/runs.md
-    shows the gain.
+    ``auto`` is bfloat16 where it is native, else float16 on GPUs that compute in it, else float32.
 
     Raises:
         ConfigError: bfloat16 is requested on a GPU that only emulates it.
@@ -66,8 +65,8 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
         native = any(check is not None and check() for check in checks)
     if name == "bfloat16" and on_gpu and not native:
         raise ConfigError(
-            f"{torch.cuda.get_device_name(device)} only emulates bfloat16, which is slower than float32; set "
-            "training.precision=auto"
+            f"{torch.cuda.get_device_name(device)} only emulates bfloat16, more slowly than it computes "
+            "float32. Set training.precision=auto."
         )
     if name != "auto":
         return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]
@@ -80,7 +79,7 @@ def compute_type(name: str, device: torch.device) -> torch.dtype:
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and torch, and make cuDNN choose the same kernels each time."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  # user code may draw from the global state
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # for user code that draws from the global generator
     torch.manual_seed(seed)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
@@ -93,9 +92,9 @@ def synchronise(device: torch.device) -> None:
 
 
 class ComputeSpan:
-    """The duration of some work, measured with events on CUDA, where work is queued, else by the clock.
+    """Measure the duration of a block, by events on CUDA, where work is queued, else by the clock.
 
-    Use as a context manager. On CUDA, read `seconds` only after `synchronise`.
+    On CUDA, read `seconds` only after `synchronise`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -116,18 +115,18 @@ class ComputeSpan:
             self._events[1].record()
 
     def wait(self) -> None:
-        """Wait until the device has finished this work."""
+        """Wait until the device has finished the block's work."""
         if self._events:
             self._events[1].synchronize()
 
     @property
     def host_s(self) -> float:
-        """Seconds that the host was busy issuing the work."""
+        """Seconds that the host spent in the block."""
         return self._stop_s - self._start_s
 
     @property
     def seconds(self) -> float:
-        """Seconds that the work took on the device."""
+        """Seconds that the block's work took on the device."""
         if self._events:
             return float(self._events[0].elapsed_time(self._events[1])) / 1000.0  # milliseconds
         return self.host_s
@@ -135,8 +134,8 @@ class ComputeSpan:
 
 # ------------------------------------------------------------------------------------------ strategies
 
-# Complete, with the model's own parameter names, so that each strategy loads what another saved.
-# Each rank loads the whole state and keeps its part of it; rank 0 saves it from its CPU.
+# Whole states with the model's own parameter names: any strategy can load what another has saved. Each rank
+# loads the whole state and keeps its part; rank 0 saves it from the CPU.
 LOAD_WHOLE = StateDictOptions(full_state_dict=True)
 SAVE_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -147,15 +146,15 @@ def strategy_name(name: str, process: ProcessRank) -> str:
         return "ddp" if process.replicas > 1 else "single"
     if name == "single" and process.replicas > 1:
         raise ConfigError(
-            f"training.strategy is single, but there are {process.replicas} ranks (WORLD_SIZE), which would "
-            "train separate models; set training.strategy to ddp, fsdp or auto"
+            f"training.strategy is single, but {process.replicas} ranks (WORLD_SIZE) would train separate "
+            "models. Set training.strategy to ddp, fsdp or auto."
         )
     return name
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A model for the loop. ``model`` is trained; ``evaluated`` has the same weights and is validated."""
+    """A distributed ``model`` to train, and a model with the same weights to validate, ``evaluated``."""
 
     model: nn.Module
     evaluated: nn.Module
@@ -170,21 +169,21 @@ class Strategy:
         return torch.autocast(self.device.type, dtype=self.dtype)
 
     def settle(self) -> None:
-        """Copy buffers, such as the means of batch norm, from rank 0 to all ranks."""
+        """Copy buffers, such as batch norm's running means, from rank 0 to all ranks."""
         if dist.is_initialized():
             for buffer in self.evaluated.buffers():
                 dist.broadcast(buffer, src=0)
 
 
 def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Strategy:
-    """Distribute ``model``, which is equal on all ranks, over the process group."""
+    """Distribute ``model``, which must be equal on all ranks, over the process group."""
     scales = dtype == torch.float16
     if name == "fsdp":
         return Strategy(model, model, device, _shard(model, device, dtype), scales)
     if name == "ddp" and dist.is_initialized():
         devices = [device] if device.type == "cuda" else None
         replicated = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-        # For validation: the wrapper would send buffers, and ranks may differ in calls.
+        # Validate the model itself: the wrapper broadcasts buffers, and ranks may differ in calls.
         return Strategy(replicated, model, device, dtype, scales)
     return Strategy(model, model, device, dtype, scales)
 
@@ -195,15 +194,15 @@ def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    # The wrapper only normalises images: shard the network inside.
+    # The wrapper only normalises images, so shard the network inside.
     network = model.network if isinstance(model, NormalisedNetwork) else model
-    norms = (module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))  # noqa: SLF001  # the base of all
-    # A model with batch norm, whose running means are float32, computes under autocast instead.
+    norms = (module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))  # noqa: SLF001  # no public base class
+    # Running means of batch norm are float32, so such a model computes under autocast instead.
     in_type = None if dtype == torch.float32 or any(True for _ in norms) else dtype
-    # Gradients of half precision are reduced in float32.
+    # Half-precision gradients are reduced in float32.
     wide = None if in_type is None else torch.float32
-    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # FSDP cuts contiguous ones
-    # A block's parameters are gathered while it computes.
+    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # FSDP needs this to shard
+    # FSDP gathers a block's parameters while the block computes.
     for block in _blocks(network):
         fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=in_type, reduce_dtype=wide))
     policy = MixedPrecisionPolicy(param_dtype=in_type, reduce_dtype=wide, output_dtype=wide)
@@ -212,7 +211,7 @@ def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Return repeating parts: children of sequences that have parameters and children, but no nested ones."""
+    """Return the children of outermost sequences that have parameters and children of their own."""
     blocks: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for module in model.modules():

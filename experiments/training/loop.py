@@ -1,4 +1,4 @@
-"""The training loop: plain PyTorch, measured step by step, on one rank or several."""
+"""A plain PyTorch training loop on one or several ranks, measured step by step."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Steps whose losses stay on the device until fetched together, in one synchronisation.
+# Results of this many steps stay on the device until they are fetched in one synchronisation.
 _STEPS_HELD = 20
-# Steps queued on a GPU besides the current one. With more, the loop could wait for data while the GPU still
-# has work for long, and the measured waiting would mean nothing.
+# Steps queued on a GPU besides the current one. With a longer queue, the loop could wait for data while the
+# GPU has work left, and the measured wait would not be idle time.
 _STEPS_QUEUED = 2
 
 
 class Trainer:
-    """Train a model with its optimiser and two loaders, epoch by epoch."""
+    """Train and validate a model, epoch by epoch."""
 
-    def __init__(  # the parts of a run, all but four by name
+    def __init__(
         self,
         model: nn.Module,
         train: Loader,
@@ -66,10 +66,10 @@ class Trainer:
         checkpoints: Checkpoints | None = None,
         stop: StopRequest | None = None,
     ) -> None:
-        """Distribute the model, and make the optimiser and its schedule over all epochs.
+        """Distribute the model, and create the optimiser and its schedule over all epochs.
 
         Args:
-            checkpoints: written at the intervals in ``spec.training``.
+            checkpoints: where to write checkpoints, at the intervals in ``spec.training``.
             stop: may end training after any step.
 
         Raises:
@@ -77,7 +77,7 @@ class Trainer:
         """
         if len(train) == 0:
             raise ConfigError(
-                "there are too few images for a batch; lower loader.batch_size or use more images"
+                "there are too few images for a batch. Lower loader.batch_size, or use more images."
             )
         self._training = spec.training
         self._ranks = ranks or Ranks(ProcessRank())
@@ -86,13 +86,12 @@ class Trainer:
         self._first_seed = spec.seed << 32
         self._device = device
         self._listeners = listeners
-        # SUPER's counters cover all ranks; those of other loaders their own rank.
+        # SUPER's counters cover all ranks; other loaders count their own rank.
         self._one_job = spec.loader.runs_functions
         self._checkpoints = checkpoints
-        self._stop = stop or StopRequest()
+        self._stop = stop or StopRequest(self._ranks)
         self._first_epoch = 0
-        # The best validation accuracy that has a checkpoint.
-        self.best: float | None = None
+        self.best: float | None = None  # validation accuracy of the best checkpoint
         self._batches = Batches(train, "train", self._ranks, self._training.steps_per_epoch)
         loaders = {"train": train} | ({} if val is None else {"val": val})
         process = self._ranks.process
@@ -111,7 +110,7 @@ class Trainer:
         )
 
     def fit(self) -> tuple[EpochSummary, ...]:
-        """Train the remaining epochs, and validate at the intervals set in the spec."""
+        """Train the remaining epochs, and validate at the spec's intervals."""
         self._stop.begin()
         summaries = tuple(self._epoch(epoch) for epoch in range(self._first_epoch, self._epochs))
         self._stop.end()
@@ -129,9 +128,9 @@ class Trainer:
         return summary
 
     def validate(self, epoch: int = 0) -> PassSummary:
-        """Process the validation images once over all ranks. Each image counts once."""
+        """Evaluate the model on the validation images. Each counts once over all ranks."""
         if self._val is None:
-            raise ConfigError("there are no validation images; set data.val")
+            raise ConfigError("there are no validation images. Set data.val.")
         self._strategy.evaluated.eval()
         with torch.inference_mode():
             return self._pass(epoch, "val", Batches(self._val, "val", self._ranks, passes=epoch))
@@ -143,18 +142,18 @@ class Trainer:
     # ------------------------------------------------------------------------------------- checkpoints
 
     def load_model(self, state: dict[str, Any], place: str) -> None:
-        """Load the model's state, or raise ConfigError, which names ``place``, if it does not match."""
+        """Load the state of the checkpoint at ``place``. Raises ConfigError if it does not fit the model."""
         try:
             set_model_state_dict(self._strategy.evaluated, state, options=LOAD_WHOLE)
         except RuntimeError as error:
-            raise ConfigError(f"the checkpoint {place} belongs to a different model: {error}") from error
+            raise ConfigError(f"the checkpoint {place} belongs to another model: {error}") from error
 
     def resume(self, checkpoint: Checkpoint) -> str:
-        """Resume from a checkpoint in the next `fit`, and return a line that describes the position."""
+        """Make the next `fit` resume from a checkpoint. Return a description of the position."""
         if checkpoint.epoch >= self._epochs:
             raise ConfigError(
-                f"training.resume: all {self._epochs} epochs are already trained, and the schedule has "
-                "ended; use model.weights to load the weights"
+                f"training.resume: all {self._epochs} epochs are trained, and the schedule has ended. Use "
+                "model.weights to load the weights alone."
             )
         set_state_dict(
             self._strategy.model,
@@ -170,16 +169,16 @@ class Trainer:
         if self._batches.step == self._batches.steps:
             line = f"resuming with the validation of epoch {checkpoint.epoch + 1}, whose steps are done"
         elif self._batches.step:
-            line += ": the training figures of that epoch cover only the rest of it"
+            line += ": the training metrics of that epoch cover only the rest of it"
         if not self._batches.repeatable and checkpoint.epoch:
             line += "; this loader cannot start at a later epoch, so the orders of the first epochs repeat"
         return line
 
     def _keep(self, epoch: int, *names: str, over: bool) -> None:
-        """Write the state on rank 0, with all ranks taking part. If ``over``, ``epoch`` is complete."""
+        """Gather the state from all ranks, and write it on rank 0. If ``over``, ``epoch`` is complete."""
         if self._checkpoints is None or not names:
             return
-        # These are collectives, so that all ranks call them.
+        # A collective: all ranks must call it.
         model, optimizer = get_state_dict(self._strategy.model, self._updater.optimizer, options=SAVE_WHOLE)
         if not self._ranks.leads:
             return
@@ -196,7 +195,6 @@ class Trainer:
             self._checkpoints.write(name, checkpoint)
 
     def _keep_epoch(self, epoch: int, validated: PassSummary | None) -> None:
-        """Write the last and the best checkpoint after an epoch, as set in the spec."""
         names = []
         every = self._training.checkpoint_every
         if self._training.checkpoint_steps is not None or (every > 0 and (epoch + 1) % every == 0):
@@ -207,24 +205,25 @@ class Trainer:
         self._keep(epoch, *names, over=True)
 
     def _after_step(self, epoch: int, split: str, batches: Batches) -> None:
-        """Stop if requested, and write a checkpoint if one is due within the epoch."""
+        """Stop if requested, and write a checkpoint if due within the epoch."""
         ends = batches.step == batches.steps
-        if split == "val":  # a resumed run starts validation again
+        if split == "val":  # a resumed run restarts validation
             if not ends and self._stop.due():
                 with torch.inference_mode(mode=False):
                     self._end(epoch, over=False)
             return
         over = ends and not self._validates(epoch)
-        if self._stop.due() and not (over and epoch + 1 == self._epochs):  # at the end, all is done
+        if self._stop.due() and not (over and epoch + 1 == self._epochs):  # else training is complete
             self._end(epoch, over=over)
         every = self._training.checkpoint_steps
         if not ends and every is not None and batches.step % every == 0:
             self._keep(epoch, LAST, over=False)
 
     def _end(self, epoch: int, *, over: bool) -> NoReturn:
-        if self._batches.resumable:  # else the checkpoint of the last epoch stays
+        # If resuming here would repeat or miss samples, the last epoch's checkpoint remains.
+        if self._batches.step in (0, self._batches.steps) or self._batches.repeatable:
             self._keep(epoch, LAST, over=over)
-        self._ranks.barrier()  # else torchrun would end the rank that writes
+        self._ranks.barrier()  # when one rank exits, torchrun ends the others, even while rank 0 writes
         raise Terminated
 
     # --------------------------------------------------------------------------------------- one pass
@@ -263,17 +262,16 @@ class Trainer:
         return self._summary(split, totals, time.perf_counter() - pass_start_s)
 
     def _seed(self, epoch: int, batches: Batches) -> None:
-        """Seed torch for a step of this rank, so that a resumed run draws the same, such as for dropout."""
+        # A resumed run then draws the same numbers, such as for dropout.
         process = self._ranks.process
         steps = epoch * batches.steps + batches.step
         seed = ((self._first_seed + steps) * process.replicas + process.rank) % 2**63
-        # Not torch.manual_seed: it also formats a stack for each backend, up to a millisecond a step.
+        # Not torch.manual_seed, which formats a stack trace for each backend: up to a millisecond a step.
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
     def _release(self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals) -> None:
-        """Fetch the results of held steps, add them to the totals, and notify listeners."""
         synchronise(self._device)
         records = [step.record(epoch, split) for step in held]
         held.clear()
@@ -286,16 +284,14 @@ class Trainer:
     def _release_last(
         self, epoch: int, split: str, held: list[HeldStep], totals: PassTotals, error: BaseException
     ) -> None:
-        """Report the steps before a failure if possible, without hiding the failure."""
         if self._ranks.several and self._device.type == "cuda" and not isinstance(error, Terminated):
-            return  # a step may wait on the device for a failed rank, forever
+            return  # a step may wait for a failed rank on the device, forever
         try:
             self._release(epoch, split, held, totals)
         except Exception:  # noqa: BLE001  # the caller raises the first error
             _log.exception("the last steps of epoch %d, %s, are lost", epoch + 1, split)
 
     def _summary(self, split: str, totals: PassTotals, wall_s: float) -> PassSummary:
-        """Summarise the pass over all ranks, which wait here for one another."""
         job = self._meters[split].lap()
         if self._ranks.several:
             totals = of_all_ranks(totals, self._ranks)
@@ -307,16 +303,16 @@ class Trainer:
         return totals.summary(wall_s, job, self._stalls[split].lap())
 
     def rest(self) -> LoaderCounters | None:
-        """Return the counts since the last pass, or None if the coordinator did not answer."""
-        # Of an unfinished pass, and of samples produced ahead. Loaders that decode on their
-        # own count this rank only.
+        """Return the counts since the last pass, or None if the coordinator did not respond."""
+        # They cover an unfinished pass and samples produced ahead. Loaders that decode in their own workers
+        # count only this rank.
         laps = [meter.lap() for meter in self._meters.values()]
-        answered = [lap for lap in laps if lap is not None]
-        return added(answered) if len(answered) == len(laps) else None
+        known = [lap for lap in laps if lap is not None]
+        return added(known) if len(known) == len(laps) else None
 
 
 def of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
-    """Combine totals over ranks: sum results, average seconds, and take the latest first batch."""
+    """Combine totals over ranks: sums of results, means of seconds, and the latest first batch."""
     whole = PassTotals()
     # All ranks have the same number of batches, and skip the same steps.
     whole.batches, whole.skipped = totals.batches, totals.skipped

@@ -1,4 +1,4 @@
-"""The processes of one run: their identity, their communication, and how they end together."""
+"""The ranks of a run: their environment, their collectives, and stopping together on SIGTERM."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType
 
-# Limit for one collective: a rank may be writing a data set, or warming a cache, while others wait.
+# Bounds one collective. A rank may be writing a data set or warming a cache while others wait.
 _GROUP_TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRank:
-    """The place of this process in a run. ``local_rank`` counts the processes of this host."""
+    """This process's rank in a run. ``local_rank`` counts the processes of this host."""
 
     rank: int = 0
     replicas: int = 1
@@ -34,10 +34,10 @@ class ProcessRank:
 
 
 def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
-    """Read the variables that torchrun sets, or return a single process without them.
+    """Read the variables set by torchrun. Without them, the process is the only rank.
 
     Raises:
-        ConfigError: the variables do not describe a valid place in a run.
+        ConfigError: the variables do not describe a valid rank.
     """
     rank, replicas = environ.get("RANK") or "0", environ.get("WORLD_SIZE") or "1"
     local_rank = environ.get("LOCAL_RANK") or rank
@@ -46,13 +46,13 @@ def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
         if 0 <= process.rank < process.replicas and process.local_rank >= 0:
             return process
     raise ConfigError(
-        f"RANK={rank}, WORLD_SIZE={replicas} and LOCAL_RANK={local_rank} are not valid for a run; "
-        "start it with torchrun, or unset them"
+        f"RANK={rank}, WORLD_SIZE={replicas} and LOCAL_RANK={local_rank} do not describe a rank. Start the "
+        "run with torchrun, or unset them."
     )
 
 
 class Ranks:
-    """Collectives for one of the ranks, which cost a single process nothing. See `join_ranks`."""
+    """This rank's collectives, which do nothing in a single process. See `join_ranks`."""
 
     def __init__(self, process: ProcessRank) -> None:
         self.process = process
@@ -80,11 +80,11 @@ class Ranks:
         return self._reduced(values, dist.ReduceOp.MIN)
 
     def _reduced(self, values: Sequence[float], how: dist.ReduceOp.RedOpType) -> list[float]:
-        # Plain tensors only, so that nothing from another process is unpickled.
-        together = torch.tensor(values, dtype=torch.float64)
+        # Tensors, because object collectives unpickle what other processes send.
+        reduced = torch.tensor(values, dtype=torch.float64)
         if self.several:
-            dist.all_reduce(together, op=how)
-        return [float(value) for value in together]
+            dist.all_reduce(reduced, op=how)
+        return [float(value) for value in reduced]
 
     def barrier(self) -> None:
         """Wait until all ranks have arrived."""
@@ -99,7 +99,7 @@ class Ranks:
         if not self.several:
             return content or b""
         own = bytearray(content or b"")
-        # All ranks must know the size before the broadcast.
+        # Other ranks need the size to allocate a buffer for the broadcast.
         (size,) = self.largest([float(len(own)) if self.leads else 0.0])
         if not self.leads:
             own = bytearray(int(size))
@@ -120,17 +120,17 @@ class Ranks:
 
 @contextlib.contextmanager
 def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = False) -> Iterator[Ranks]:
-    """Join the other ranks, with gloo for the CPU and NCCL for CUDA, and leave them at the end.
+    """Join the other ranks, with gloo on CPUs and NCCL on CUDA, for the duration of the block.
 
-    If a rank fails, the others end when torchrun ends them or their connection to it breaks.
-    ``alone`` makes a group for a single process too; FSDP needs one.
+    If a rank fails, the others exit when torchrun ends them or their connection to it breaks.
+    ``alone`` creates a group even for a single process, as FSDP requires.
 
     Raises:
         ConfigError: the group cannot be created.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if process.replicas == 1:
-        if alone:  # a store in memory needs no port
+        if alone:  # a store in memory, which needs no port
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         try:
             yield Ranks(process)
@@ -142,79 +142,60 @@ def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = Fals
         dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"rank {process.rank} of {process.replicas} could not join the others: {error}; start the run "
-            "with torchrun, which sets MASTER_ADDR and MASTER_PORT"
+            f"rank {process.rank} of {process.replicas} cannot join the others: {error}. Start the run with "
+            "torchrun, which sets MASTER_ADDR and MASTER_PORT."
         ) from error
     yield Ranks(process)
-    dist.destroy_process_group()  # not after a failure: it could wait for a failed rank
+    dist.destroy_process_group()  # not after an error, when it could wait for a failed rank
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM was received."""
 
     def __init__(self) -> None:
-        super().__init__("the process was asked to stop (SIGTERM)")
+        super().__init__("the process received SIGTERM")
 
 
 class StopRequest:
-    """Handle SIGTERM, and agree with the other ranks on the last step.
+    """Handle SIGTERM for a whole run, as a context manager.
 
-    Use as a context manager around the whole run. Outside of training, the signal ends the run at
-    once, and a second signal always does.
+    During training, the signal stops all ranks after the same step. Otherwise it ends the run at once, and
+    so does a second signal at any time.
     """
 
-    def __init__(self, *, several: bool = False) -> None:
-        self._several = several
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
         self._training = self._requested = False
-        self._flag = torch.zeros(1)
-        self._pending: Any = None
-        self._before: Any = None
-        self._child_before: Any = None
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        # Other threads cannot handle signals.
+        # Python handles signals only in the main thread.
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+            self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._on_signal)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-        if self._child_before is not None:
-            signal.signal(signal.SIGCHLD, self._child_before)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: installed outside Python
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  # as Python calls it
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002  # a handler's signature
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second SIGTERM ends the process at once
         if not self._training:
             raise Terminated
-        # Clusters send SIGTERM before taking a machine: finish the step first.
+        # Clusters send SIGTERM before they take a machine away, which leaves time to finish the step.
         self._requested = True
-        # A worker killed by the same signal must not raise, by torch's handler, in the last step or while its
-        # checkpoint is written; a batch that can no longer come still raises when it is waited for.
-        if self._child_before is None:
-            self._child_before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # The signal may also kill workers, for which torch's SIGCHLD handler would raise in the last step or
+        # while its checkpoint is written. Waiting for a batch that no worker can deliver still raises.
+        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def begin(self) -> None:
-        """Mark training as started. From now on, SIGTERM stops it after the current step."""
+        """Mark the start of training. From now on, SIGTERM stops it after the current step."""
         self._training = True
 
     def end(self) -> None:
-        """End training, after the last exchange with the other ranks."""
+        """Mark the end of training."""
         self._training = False
-        if self._pending is not None:
-            self._pending.wait()
-            self._pending = None
 
     def due(self) -> bool:
-        """Check after each step whether to stop now. The answer is the same on all ranks."""
-        if not self._several:
-            return self._requested
-        # The answer to the previous step's request, which has arrived meanwhile.
-        if self._pending is not None:
-            self._pending.wait()
-            if self._flag.item() > 0:
-                self._pending = None
-                return True
-        self._flag.fill_(float(self._requested))
-        self._pending = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, async_op=True)
-        return False
+        """Check after a step whether to stop. All ranks must call this, and get the same result."""
+        return self._ranks.largest([float(self._requested)])[0] > 0

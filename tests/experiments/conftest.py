@@ -1,4 +1,4 @@
-"""A small set of pictures in class folders, which runs of several tests train on."""
+"""A small set of pictures in class folders."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from tests.experiments.small_runs import write_colours
 
 @pytest.fixture
 def colours(tmp_path):
-    """Two classes of plain colours, 24 to train with, 8 to validate."""
+    """Two classes of plain colours: 24 training and 8 validation images."""
     return write_colours(tmp_path / "colours", train=12, val=4)

@@ -1,4 +1,4 @@
-"""Small runs: plain colours to train on, runs in this process or on several ranks, and what they leave."""
+"""Small runs on plain colours, in this process or on several ranks, and their files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHANNELS = {"red": 0, "green": 1, "blue": 2}
 
 
 def write_colours(directory, *, train, val, classes=("red", "blue")):
-    """Class folders of so many plain images of 16 pixels; each has a shade of its own."""
+    """Write class folders of plain images of 16 pixels, each with its own shade."""
     for split, count in (("train", train), ("val", val)):
         for name in classes:
             (directory / split / name).mkdir(parents=True)
@@ -48,14 +48,8 @@ def quiet():
 
 
 def spec_of(images, output, *overrides):
-    """Three epochs of the plain loader, in this process, unless ``overrides`` say otherwise."""
-    own = (
-        "epochs=3",
-        "loader.kind=torch",
-        "loader.num_workers=0",
-        "loader.batch_size=8",
-        "training.threads=1",
-    )
+    """By default, three epochs of the torch loader in this process."""
+    own = ("epochs=3", "loader.kind=torch", "loader.num_workers=0", "training.threads=1")
     data = (f"data.train={images / 'train'}", f"data.val={images / 'val'}", f"output={output}")
     return load_spec("digits", [*own, "loader.batch_size=8", *data, *overrides])
 
@@ -71,49 +65,48 @@ def steps_of(directory):
 
 
 def the_run(output):
-    (made,) = output.iterdir()
-    return made
+    (directory,) = output.iterdir()
+    return directory
 
 
 def state_in(directory, name="last.pt"):
     return torch.load(directory / "checkpoints" / name, weights_only=True)
 
 
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+def same(first, second):
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(value, second[key]) for key, value in first.items())
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)
 
 
 def interrupted_after(count, monkeypatch):
-    """Have a cluster ask for the end while step ``count`` is being written, which is when it is known."""
+    """Send SIGTERM to this process while step ``count`` is written."""
     write, seen = RunState.on_steps, []
 
-    def asked(self, steps):
+    def write_and_signal(self, steps):
         write(self, steps)
         seen.extend(steps)
         if len(seen) >= count and len(seen) - len(steps) < count:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(RunState, "on_steps", asked)
+    monkeypatch.setattr(RunState, "on_steps", write_and_signal)
 
 
 def every_checkpoint(folder, monkeypatch):
-    """Keep a copy in ``folder`` of each checkpoint that is written, in their order."""
-    kept = []
-    write = Checkpoints.write
+    """Copy each checkpoint that is written into ``folder``, and return their paths in order."""
+    copies, write = [], Checkpoints.write
 
-    def keep(self, file_name, checkpoint):
+    def write_and_copy(self, file_name, checkpoint):
         write(self, file_name, checkpoint)
-        kept.append(folder / f"{len(kept)}.pt")
-        kept[-1].write_bytes((self.directory / file_name).read_bytes())
+        copies.append(folder / f"{len(copies)}.pt")
+        copies[-1].write_bytes((self.directory / file_name).read_bytes())
 
-    monkeypatch.setattr(Checkpoints, "write", keep)
-    return kept
+    monkeypatch.setattr(Checkpoints, "write", write_and_copy)
+    return copies
 
 
 # --------------------------------------------------------------------------------------- several ranks
@@ -121,7 +114,7 @@ def every_checkpoint(folder, monkeypatch):
 
 @dataclass(frozen=True)
 class Ended:
-    """How the ranks ended, and the one directory that they left."""
+    """The outcome of a run of several ranks."""
 
     code: int
     errors: str
@@ -138,26 +131,21 @@ class Ended:
 
 
 def started(ranks, temporary, *words, program=("-m", "superdl.main")):
-    """A subcommand, or another program, under torchrun, on so many ranks of this host."""
+    """Start a subcommand, or another program, under torchrun on this host."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
     environment |= {"SUPER_STORE": "none", "SUPER_STATE": "none"}
-    return subprocess.Popen(  # our own program
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
-            *("--nproc-per-node", str(ranks), "--max-restarts", "0", *program, *words),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
+    torchrun = ["torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
+    command = [sys.executable, "-m", *torchrun, "--nproc-per-node", str(ranks), *program, *words]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
 
 
 def launch(ranks, output, *overrides, stop_after=None):
-    """Run the digits with ``overrides`` on so many ranks of this host; ranks that hang are killed.
+    """Run the digits with ``overrides`` on several ranks of this host, and kill ranks that hang.
 
-    ``stop_after`` so many bytes of rank 1's steps, torchrun gets SIGTERM, which it passes on.
+    After ``stop_after`` bytes of rank 1's steps, send SIGTERM to torchrun, which forwards it.
     """
     arguments = [f"--set={override}" for override in (f"output={output}", *overrides)]
     process = started(ranks, output.parent, "run", "digits", *arguments)
@@ -184,7 +172,7 @@ def _wait_for_steps(output, size_bytes, process):
     raise AssertionError("no step was written")
 
 
-_FIGURES = {
+_VALUES = {
     "epoch": 0,
     "split": "train",
     "step": 0,
@@ -206,5 +194,5 @@ _FIGURES = {
 
 
 def step_record(**changes):
-    """The record with some figures changed."""
-    return StepRecord(**{**_FIGURES, **changes})
+    """Return a record with some values changed."""
+    return StepRecord(**{**_VALUES, **changes})

@@ -1,4 +1,4 @@
-"""``superdl demo``: what real processes measure, the lines at its end, and folders that it cannot read."""
+"""``superdl demo``: measurements of real processes, the script that it prints, and folders it cannot read."""
 
 import json
 import os
@@ -19,7 +19,7 @@ IMAGES, READ, BROKEN = 40, 30, "cat/00002.jpg"
 
 @pytest.fixture
 def place():
-    """A short directory of temporary files, for unix sockets' paths have 107 bytes."""
+    """A directory with a short path, because paths of unix sockets have 107 bytes at most."""
     with tempfile.TemporaryDirectory(prefix="super-t-") as folder:
         yield Path(folder)
 
@@ -37,13 +37,13 @@ def test_both_read_the_same_images_and_the_lines_at_the_end_run(place):
     folder = 'my "own" images'
     (write_images(place / folder, IMAGES) / BROKEN).write_bytes(b"no image")
     done = run(SUPERDL, "demo", folder, "--images", str(READ), "--json", place=place)
-    told = json.loads(done.stdout)
-    assert [epoch["images"] for epoch in told[PILLOW]] == [READ - 1] * 3
-    assert [epoch["images"] for epoch in told[SUPER]] == [READ - 1] * 3
-    assert [epoch["decodes"] for epoch in told[PILLOW]] == [READ - 1] * 3
-    assert [epoch["decodes"] for epoch in told[SUPER]] == [READ - 1, 0, 0]
-    assert all(epoch["cpu_s"] > 0 for epoch in told[PILLOW] + told[SUPER])
-    assert told[SUPER][0]["wall_s"] > told[SUPER][1]["wall_s"], "the first epoch has the start in it"
+    results = json.loads(done.stdout)
+    assert [epoch["images"] for epoch in results[PILLOW]] == [READ - 1] * 3
+    assert [epoch["images"] for epoch in results[SUPER]] == [READ - 1] * 3
+    assert [epoch["decodes"] for epoch in results[PILLOW]] == [READ - 1] * 3
+    assert [epoch["decodes"] for epoch in results[SUPER]] == [READ - 1, 0, 0]
+    assert all(epoch["cpu_s"] > 0 for epoch in results[PILLOW] + results[SUPER])
+    assert results[SUPER][0]["wall_s"] > results[SUPER][1]["wall_s"], "the first epoch includes start-up"
     assert [file.name for file in place.glob("super-demo-*")] == []
     # As they are pasted, although an image is broken.
     lines = done.stderr.partition("In your script:\n\n")[2]

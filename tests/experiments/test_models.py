@@ -1,4 +1,4 @@
-"""Models: shapes, sizes and layouts that they take; and their pretrained weights."""
+"""Models: shapes, sizes and layouts of their inputs, and pretrained weights."""
 
 import pickle
 
@@ -26,7 +26,7 @@ def random_images(side, count=2):
         ("vit_mini", 64, 0.564e6),
     ],
 )
-def test_models_take_uint8_in_either_layout_and_have_their_size(name, side, parameters):
+def test_a_model_accepts_uint8_in_either_layout(name, side, parameters):
     torch.manual_seed(0)
     model = build_model(name, 7, CPU, side=side).eval()
     images = random_images(side)
@@ -48,20 +48,18 @@ def model_of(seed, classes=5, name="resnet18", side=32):
     return build_model(name, classes, CPU, side=side)
 
 
-def contiguous(network):
-    return {name: value.contiguous() for name, value in network.state_dict().items()}
-
-
-def same(one, other, *, but="nothing"):
-    theirs = other.state_dict()
+def equal(model, other, *, except_for="nothing"):
+    values = other.state_dict()
     return all(
-        torch.equal(value, theirs[name]) for name, value in one.state_dict().items() if but not in name
+        torch.equal(value, values[name])
+        for name, value in model.state_dict().items()
+        if except_for not in name
     )
 
 
 @pytest.mark.parametrize("nested", [None, "state_dict", "model"])
-def test_weights_of_torchvision_and_of_a_checkpoint_load(tmp_path, nested):
-    """Those of transformers under the names of layers that torchvision's published files have, too."""
+def test_weights_of_torchvision_and_of_checkpoints_load(tmp_path, nested):
+    """Published transformers have older names of layers, which load too."""
     saved, model = model_of(1, name="vit_mini"), model_of(2, name="vit_mini")
     older = {
         name.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2."): value
@@ -70,27 +68,27 @@ def test_weights_of_torchvision_and_of_a_checkpoint_load(tmp_path, nested):
     assert sum("linear_" in name for name in older) == 4 * 4
     torch.save(older if nested is None else {nested: saved.state_dict()}, tmp_path / "weights.pt")
     assert load_weights(model, str(tmp_path / "weights.pt")) == f"weights of {tmp_path / 'weights.pt'}"
-    assert same(model, saved)
+    assert equal(model, saved)
 
 
 @pytest.mark.parametrize(
     ("name", "head"), [("small_cnn", "classifier"), ("resnet18", "fc"), ("vit_mini", "heads.head")]
 )
-def test_a_classifier_of_other_classes_is_left_out_and_said(tmp_path, name, head):
+def test_a_classifier_of_other_classes_is_skipped(tmp_path, name, head):
     saved, model = model_of(1, 1000, name), model_of(2, 5, name)
     torch.save(saved.state_dict(), tmp_path / "weights.pt")
-    told = load_weights(model, str(tmp_path / "weights.pt"))
-    assert told.endswith(f"except for the classifier ({head}.weight, {head}.bias), which has other classes")
-    assert same(model, saved, but=head)
-    assert not same(model, model_of(2, 5, name))
+    note = load_weights(model, str(tmp_path / "weights.pt"))
+    assert note.endswith(f"except for the classifier of other classes ({head}.weight, {head}.bias)")
+    assert equal(model, saved, except_for=head)
+    assert not equal(model, model_of(2, 5, name))
 
 
 class _Evil:
     def __reduce__(self):
-        return (pytest.fail, ("code of a file of weights was run",))
+        return (pytest.fail, ("ran code from a file of weights",))
 
 
-def test_a_file_that_is_not_there_or_holds_something_else_is_named_and_no_code_is_run(tmp_path):
+def test_a_file_without_weights_is_refused_and_its_code_is_not_run(tmp_path):
     path = tmp_path / "weights.pt"
 
     def refused(message):
@@ -104,7 +102,7 @@ def test_a_file_that_is_not_there_or_holds_something_else_is_named_and_no_code_i
     torch.save([1, 2], path)
     refused("contains list instead of a state dict")
     torch.save(model_of(0, name="resnet50").state_dict(), path)
-    refused(r"weights\.pt do not match this model: .*layer1")
+    refused(r"weights\.pt does not match this model: .*layer1")
     torch.save({"fc.weight": _Evil()}, path)
     refused("nor a weights file that torch.load can read")
     path.write_bytes(pickle.dumps(_Evil(), protocol=2))

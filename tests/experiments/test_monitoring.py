@@ -1,4 +1,4 @@
-"""The monitor over this very process: phases and its thread; processes sorted into groups."""
+"""The monitor of this process: phases, the sampling thread, and groups of processes."""
 
 import subprocess
 import sys
@@ -17,36 +17,24 @@ TRAINER = ["/v/bin/python", "/v/bin/superdl", "run", "digits"]
 BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint('done', flush=True)\ninput()"
 
 
-class CountingGpu:
-    """Stands for a GPU: tells how often it was read, and lets a test wait for a reading."""
+def test_the_thread_samples_the_gpu_in_each_phase():
+    readings, in_background = [], threading.Event()
 
-    def __init__(self):
-        self.read_by = []
-        self.closed = False
-        self.in_background = threading.Event()
-
-    def read(self):
-        self.read_by.append(threading.current_thread().name)
+    def read_gpu():
+        readings.append(GpuReading(float(len(readings) + 1), 1000 * (len(readings) + 1)))
         if threading.current_thread() is not threading.main_thread():
-            self.in_background.set()
-        return GpuReading(float(len(self.read_by)), 1000 * len(self.read_by))
+            in_background.set()
+        return readings[-1]
 
-    def close(self):
-        self.closed = True
-
-
-def test_the_thread_samples_the_gpu_for_the_phases():
-    gpu = CountingGpu()
-    monitor = UtilizationMonitor(gpu, interval_s=0.001)
-    assert gpu.in_background.wait(30)
+    monitor = UtilizationMonitor(read_gpu, interval_s=0.001)
+    assert in_background.wait(30)
     monitor.on_pass_start(0, "train", 1)
     monitor.close()
-    assert gpu.closed
     assert "superdl-utilization" not in {thread.name for thread in threading.enumerate()}
-    start, train = monitor.utilization().phases
-    assert start.samples + train.samples == len(gpu.read_by) + 1, "the sample between them is in both"
-    assert train.gpu_memory_bytes_max == 1000 * len(gpu.read_by)
-    assert start.gpu_percent == (start.samples + 2) / 2, "the first reading is of the time before"
+    start, train = monitor.phases()
+    assert start.samples + train.samples == len(readings) + 1, "both include the sample between them"
+    assert train.gpu_memory_bytes_max == 1000 * len(readings)
+    assert start.gpu_percent == (start.samples + 2) / 2, "the first reading covers the time before"
 
 
 @pytest.mark.parametrize(
@@ -68,10 +56,10 @@ def test_the_group_of_a_process(name, command, group):
     assert group_of(name, command, TRAINER) == group
 
 
-def test_cpu_time_is_counted_from_the_begin_and_stays_when_a_process_ends():
+def test_cpu_time_counts_from_the_start_and_remains_when_a_process_exits():
     groups = ProcessGroups()
     before = groups.read()
-    assert before["trainer"].cpu_s < 1.0, "what the tests did before is not in it"
+    assert before["trainer"].cpu_s < 1.0, "excludes earlier tests"
     with subprocess.Popen(
         [sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -84,4 +72,4 @@ def test_cpu_time_is_counted_from_the_begin_and_stays_when_a_process_ends():
     assert ended["other"].cpu_s >= running.cpu_s
     assert ended["other"].processes == running.processes - 1
     assert ended["trainer"].processes == 1
-    assert set(ended) == {*before, "other"}, "what is not there is absent, not zero"
+    assert set(ended) == {*before, "other"}, "groups without processes are absent"

@@ -1,7 +1,6 @@
-"""Every command of the studies' pages runs, on a small part of its data, among hosts beyond loopback.
+"""All commands of the studies' pages run, with little data, on hosts beyond loopback.
 
-The hosts are processes in a network of the test's own, each with the name that the page gives it and an
-address that SUPER takes for one that strangers reach.
+The hosts are processes in a network namespace, each with its name from the page and a public address.
 """
 
 import os
@@ -51,10 +50,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory):
-    """A hosts file, for a namespace that can be had here."""
+    """Write a hosts file for the namespace."""
     tried = [*NAMESPACE, "ip", "link", "set", "lo", "up"]
     if shutil.which("unshare") is None or subprocess.run(tried, capture_output=True, check=False).returncode:
-        pytest.skip("no network of its own can be made here: unshare and ip are absent or not allowed")
+        pytest.skip("cannot create a network namespace: unshare and ip are missing or not permitted")
     file = tmp_path_factory.mktemp("names") / "hosts"
     own = {"localhost": "127.0.0.1", socket.gethostname(): "127.0.0.1"}
     lines = [f"{address} {name}" for name, address in (own | ADDRESSES).items()]
@@ -63,7 +62,7 @@ def names(tmp_path_factory):
 
 
 def published_sets(directory):
-    """What pages name below /data: photos in class folders, Tiny ImageNet as it unpacks, weights."""
+    """Write what pages expect in /data: photos in class folders, Tiny ImageNet as unpacked, and weights."""
     for number, (place, name) in enumerate(
         [(f"hymenoptera_data/{split}/{kind}", "jpg") for split in ("train", "val") for kind in "ab"]
         + [(f"tiny-imagenet-200/train/n{kind}/images", "JPEG") for kind in "ab"]
@@ -82,7 +81,7 @@ def published_sets(directory):
 
 
 def small(command):
-    """The command with what makes it a matter of seconds; of one that several hosts run, one for each."""
+    """Return the command with options that shorten it to seconds, once for each host that runs it."""
     words = shlex.split(command, comments=True)
     text = shlex.join(words)
     for long, short in CHANGED.items():
@@ -100,13 +99,13 @@ def small(command):
 
 
 def script_of(page):
-    """A shell script that runs all commands of a page, each on all of its hosts at once."""
+    """Return a shell script that runs all commands of a page, each on all of its hosts at once."""
     lines = ["set -e", "ip link set lo up"]
     lines += [f"ip addr add {address}/32 dev lo" for address in ADDRESSES.values()]
     lines += ['mount --bind "$NAMES" /etc/hosts']
     for command in commands_of(page):
         lines += [f"echo {shlex.quote(f'+ {command}')}", "pids="]
-        lines += [f'{one} & pids="$pids $!"' for one in small(command)]
+        lines += [f'{line} & pids="$pids $!"' for line in small(command)]
         lines += ["for pid in $pids; do wait $pid; done"]
     return "\n".join(lines)
 

@@ -132,8 +132,8 @@ def read_parquet(path):
 
 
 def request(path, rows):
-    made = member_request(f"file://{path.parent}", rows, "redis://h:1")
-    return replace(made, limits=Limits(object_bytes=LIMIT_BYTES))
+    whole = member_request(f"file://{path.parent}", rows, "redis://h:1")
+    return replace(whole, limits=Limits(object_bytes=LIMIT_BYTES))
 
 
 def read_deflated(path):

@@ -139,9 +139,9 @@ def _try_event(random):
         # Messages go to logs and tombstones, which are UTF-8.
         assert words == words.encode(errors="replace").decode(), f"{words!r} for {shown}"
     else:
-        told = json.loads(json.dumps(answer, allow_nan=False))
-        if "super_warm" not in told:
-            result = PrefetchResult.from_mapping(told)
+        reply = json.loads(json.dumps(answer, allow_nan=False))
+        if "super_warm" not in reply:
+            result = PrefetchResult.from_mapping(reply)
             assert all(len(message) <= _MAX_MESSAGE for message in result.messages.values()), shown
             assert Outcome.CACHED not in result.outcomes, shown  # there is no cache
             assert len(result.store_trouble) <= _MAX_MESSAGE, shown
@@ -208,8 +208,8 @@ def _try_image(random):
     try:
         array = program.make(data, "key")
     except SampleFailedError as failure:
-        told = (failure.outcome, failure.reason in _REASONS, len(failure.message) <= _MAX_MESSAGE)
-        assert told == (Outcome.TOMBSTONE, True, True), (told, data)  # a permanent failure
+        verdict = (failure.outcome, failure.reason in _REASONS, len(failure.message) <= _MAX_MESSAGE)
+        assert verdict == (Outcome.TOMBSTONE, True, True), (verdict, data)  # a permanent failure
     except MemoryError:
         pass  # allowed: a function with more memory may decode it
     else:

@@ -120,13 +120,13 @@ def _key_list(write, extension, chance):
         file.flush()
         tally = Tally(lambda _: None, threading.Event())
         try:
-            found = read_key_list(file.name, tally, of_files=chance.random() < 0.5)
-            own = found.own
+            parsed = read_key_list(file.name, tally, of_files=chance.random() < 0.5)
+            own = parsed.own
             versions = own.keys if own.versions is None else own.versions
-            columns = own.keys, versions, found.labels, found.classes
+            columns = own.keys, versions, parsed.labels, parsed.classes
             fields = [
                 Field(name, part.keys, part.versions or part.keys, part.members)
-                for name, part in found.fields.items()
+                for name, part in parsed.fields.items()
             ]
             catalog = Catalog.build("file:///x", *columns, members=own.members, fields=fields)
         except SourceError as error:
@@ -135,7 +135,7 @@ def _key_list(write, extension, chance):
     _check_file(catalog)
     names = [field.name for field in catalog.fields]
     assert len(catalog.sample_ids(b"", fields=names)) == 16 * len(catalog)
-    assert len(catalog) == len(found.labels) == len(own.members or own.keys) > 0
+    assert len(catalog) == len(parsed.labels) == len(own.members or own.keys) > 0
     assert len(catalog.names_at(np.arange(len(catalog)))) == len(catalog)
     labels = unpack_labels(catalog.labels_at(np.arange(len(catalog))), catalog.label_dtype, len(catalog))
     assert len(list(labels)) == len(catalog)
@@ -181,13 +181,13 @@ def _checkpoint(chance):
                 break
         state = state if chance.random() < 0.9 else _value(chance)
     try:
-        found = checkpoint.position_in(state)
+        place_read = checkpoint.position_in(state)
     except ConfigError:
         assert changed, "refused an unchanged state"
         return
-    assert changed or found == place
-    assert 0 <= found.position <= 50
-    assert all(found.position < one < 50 for one in found.delivered_ahead)
+    assert changed or place_read == place
+    assert 0 <= place_read.position <= 50
+    assert all(place_read.position < ahead < 50 for ahead in place_read.delivered_ahead)
 
 
 def _page(chance):
@@ -238,11 +238,11 @@ _COCO = {
 
 
 def _coco(chance):
-    said = json.loads(json.dumps(_COCO))
+    coco = json.loads(json.dumps(_COCO))
     if chance.random() < 0.7:
-        row = chance.choice([said, said["images"][0], said["annotations"][0]])
+        row = chance.choice([coco, coco["images"][0], coco["annotations"][0]])
         row[chance.choice(list(row))] = any_value(chance)
-    content = json.dumps(said, default=str).encode()
+    content = json.dumps(coco, default=str).encode()
     try:
         labels = coco_in(held_shard(mutate(chance, content) if chance.random() < 0.5 else content, "x.json"))
     except SourceError as error:

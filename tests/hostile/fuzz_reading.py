@@ -1,12 +1,11 @@
-"""The whole read path over a scripted cache: random replies, randomly cut and corrupted, against a model.
+"""The read path over a scripted cache with random, truncated and corrupt replies, compared with a model.
 
-The model knows the right bytes of each sample. Whatever the cache answers, a batch has these bytes, a sample
-is bad because its own tombstone came, or a typed error ends the read within its time limit. If only records
-are wrong, not the stream, the reader retries only samples whose last reply was bad. Samples in packs are
-requested only if their pack is missing, truncated or corrupt, or if the cache has pointers to them.
+The model has the bytes of each sample. Whatever the cache replies, a batch has these bytes, or a sample is
+bad because of its own tombstone, or a typed error ends the read within its time limit. If the stream is
+intact, the reader retries only samples whose last reply was bad. Samples in packs are requested only if their
+pack is missing, truncated or corrupt, or if the cache has pointers to them.
 """
 
-import itertools
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -35,10 +34,6 @@ _SIDE = 6
 _TIMEOUT_S = 60.0
 _MOST_BATCHES = 4
 
-replies_given = itertools.count()
-"""The next value is the number of replies scripted so far."""
-
-
 _BROKEN = {
     "bad magic": lambda _rng, good: b"RDB!" + good[4:],
     "other version": lambda _rng, good: replaced(good, 4, b"\1"),
@@ -60,9 +55,9 @@ _ERRORS = (b"-LOADING wait\r\n", b"-WRONGTYPE no\r\n", b"-TRYAGAIN later\r\n", b
 
 
 class ScriptedCache:
-    """A cache that answers GETs with good and broken records; ``stream_faults`` also breaks the reply stream.
+    """A cache that replies to GETs with valid and broken records, with ``stream_faults`` in a broken stream.
 
-    ``wrong`` is the probability of a wrong reply. ``asked`` has the keys of each round of requests.
+    ``wrong`` is the probability of a wrong reply.
     """
 
     def __init__(self, rng, keys, side, *, stream_faults):
@@ -73,13 +68,12 @@ class ScriptedCache:
         self.wrong = rng.choice([0.0, 0.05, 0.3, 0.9])
         self.last_good = {}
         self.pointers = {}
-        """By key, a pointer that replaces the record until retried, and whether it leads to one."""
+        """By key, a pointer that replaces the record until it is retried, and whether its target is valid."""
         self.entombed = set()
         self.connections = 0
 
     def answer(self, key):
-        """The reply to one GET, before any stream faults."""
-        next(replies_given)
+        """Return the reply to one GET, before stream faults."""
         rng, sample_id = self.rng, self.sample_ids[key]
         good = record_of(sample_id, self.side)
         assert self.stream_faults or not self.last_good.get(key), "requested a sample again that had come"
@@ -101,7 +95,7 @@ class ScriptedCache:
         return _bulk(rng.choice(list(_BROKEN.values()))(rng, good))
 
     def stream(self, keys):
-        """The replies to several GETs, as bytes on the wire."""
+        """Return the replies to several GETs as bytes."""
         rng, replies = self.rng, [self.answer(key) for key in keys]
         if self.stream_faults and replies and rng.random() < self.wrong:
             at = rng.randrange(len(replies))
@@ -236,7 +230,7 @@ def _read(rng, *, stream_faults, store=None):
         ref = ref_of(rng.randint(1, 40), "redis://127.0.0.1:1", position=rng.randrange(10**6))
         ids = [id_at(ref, offset) for offset in range(len(ref))]
         scripted.append(
-            ScriptedCache(rng, {cache_key(one): one for one in ids}, side, stream_faults=stream_faults)
+            ScriptedCache(rng, {cache_key(each): each for each in ids}, side, stream_faults=stream_faults)
         )
         packs = None if store is None else ScriptedPacks(rng, store, ref, side)
         if packs is not None:
@@ -274,6 +268,3 @@ FUZZERS = {
     "reading: wrong streams": partial(_read, stream_faults=True),
     "reading: packs": _read_with_packs,
 }
-"""Wrong records in an intact stream; also dropped, doubled, shuffled, flipped and truncated replies; or
-records in packs, some corrupt.
-"""

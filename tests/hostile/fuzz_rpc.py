@@ -105,18 +105,18 @@ class _Target:
     def work(self, messages):
         """Connect as a worker and send these messages; same requirement."""
         call = self.channel.stream_stream(f"/{_SERVICE.full_name}/Work")
-        said = b" ".join(messages)
+        request = b" ".join(messages)
         self._answered(
-            lambda: list(call(iter(messages), metadata=_METADATA, timeout=_ENOUGH_S)), "Work", said
+            lambda: list(call(iter(messages), metadata=_METADATA, timeout=_ENOUGH_S)), "Work", request
         )
 
     def _answered(self, call, method, request):
         try:
             call()
         except grpc.RpcError as error:
-            told = f"{method} of {request[:300]!r}: {error.code()} {error.details()}"
+            message = f"{method} of {request[:300]!r}: {error.code()} {error.details()}"
             if error.code() in _NEVER or not error.details():
-                raise AssertionError(f"{told}\n{self.stack.log.read_text()[-3000:]}") from error
+                raise AssertionError(f"{message}\n{self.stack.log.read_text()[-3000:]}") from error
 
     def is_unharmed(self):
         """Assert that a job no fuzzer touches still works."""
@@ -170,7 +170,7 @@ def _fuzzer(method):
 
 
 def _work(chance):
-    """A worker with random fields in its hello, which answers calls that nobody made."""
+    """Connect as a worker with random fields in its hello, which replies to calls that were not made."""
     target = _target()
     hello = pb.WorkerHello(
         protocol_version=PROTOCOL_VERSION, version=installed_version(), fingerprint="a" * 32, slots=1
@@ -179,13 +179,13 @@ def _work(chance):
         if chance.random() < 0.2:
             hello.MergeFrom(pb.WorkerHello(**{field.name: _value(chance, field, target)}))
     answer = pb.WorkerAnswer(call=chance.choice(_INTEGERS[:-4]), result=chance.choice(INTERESTING))
-    said = [
+    sent = [
         pb.FromWorker(hello=hello),
         *chance.choices(
             [pb.FromWorker(answer=answer), pb.FromWorker(heartbeat={}), pb.FromWorker(draining={})], k=3
         ),
     ]
-    messages = [message.SerializeToString() for message in said]
+    messages = [message.SerializeToString() for message in sent]
     target.work([mutate(chance, message) if chance.random() < 0.2 else message for message in messages])
     if chance.random() < 0.05:
         target.is_unharmed()

@@ -13,12 +13,12 @@ from superdl.super_wire.source_url import join_url, split_url
 from tests.hostile.fuzz_wire import TEXTS, any_value, mutate
 
 _URLS = (
-    *(
-        b"s3://bucket/a b?x=1",
-        b"hf://datasets/o/n@refs%2Fpr%2F1/a/b@c",
-        b"hf://datasets/o/n@refs/convert/x/y",
-    ),
-    *(b"https://images.example.org:8443/a%20b/c", b"http://127.0.0.1:80/x", b"file://localhost/a"),
+    b"s3://bucket/a b?x=1",
+    b"hf://datasets/o/n@refs%2Fpr%2F1/a/b@c",
+    b"hf://datasets/o/n@refs/convert/x/y",
+    b"https://images.example.org:8443/a%20b/c",
+    b"http://127.0.0.1:80/x",
+    b"file://localhost/a",
 )
 _FILE = {"type": "file", "oid": "0" * 40, "size": 7, "path": "a/1.jpg", "lfs": {"oid": "1" * 64}}
 
@@ -54,13 +54,13 @@ def _answer(chance):
         headers[name] = chance.choice(odd)
     body = right if chance.random() < 0.9 else right[: chance.randint(0, len(right))]
     response = Response("https://h/x", 206 if "Content-Range" in headers else 200, headers, lambda: body, "")
-    told = []
+    counts = []
     try:
         version = _version(response)
-        found = response.content(span, told.append)
+        content = response.content(span, counts.append)
     except ObjectError:
         return
-    assert (found, told) == (body, [len(body)])  # only spans can be checked for truncation
+    assert (content, counts) == (body, [len(body)])  # only spans can be checked for truncation
     assert body == right or span is None
     assert 0 < len(version) <= 256
 
@@ -71,8 +71,8 @@ def _listing(chance):
         entry[name] = any_value(chance)
     entry = entry if chance.random() < 0.9 else any_value(chance)
     try:
-        found = list(_file_in(entry))
-        for path, version, *_ in found:
+        files = list(_file_in(entry))
+        for path, version, *_ in files:
             assert version in {"0" * 40, "1" * 64}
             assert path
             assert not {"", ".", ".."} & set(checked_path(path).split("/"))

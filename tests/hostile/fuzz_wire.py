@@ -1,6 +1,6 @@
-"""Fuzzers of everything that parses bytes from a network: each input parses, or raises our own error.
+"""Fuzzers of all parsers of bytes from a network: each input parses, or raises SUPER's own error.
 
-Also the building blocks of other fuzzers' inputs: odd texts, numbers and values, and mutated bytes.
+Also building blocks of other fuzzers' inputs: unusual texts, numbers and values, and mutated bytes.
 """
 
 import contextlib
@@ -36,20 +36,20 @@ from superdl.super_wire.stream_entries import ReadReport
 from tests.super_wire.store.packing import index_of, pack_bytes, records
 
 INTERESTING = (
-    *(b"", b"\0", b"\xff", b"-1", b"\r\n", b"\x80" * 10, b"9" * 5000, b"[" * 2000, b"\xff\xff\xff\xff"),
-    *(b"\x1b[2J", b"NaN", b"1e999", b"\xed\xa0\x80", b'"', b"{}", b"null", b"*1\r\n" * 20, b"%bell"),
-)
+    b"", b"\0", b"\xff", b"-1", b"\r\n", b"\x80" * 10, b"9" * 5000, b"[" * 2000, b"\xff\xff\xff\xff",
+    b"\x1b[2J", b"NaN", b"1e999", b"\xed\xa0\x80", b'"', b"{}", b"null", b"*1\r\n" * 20, b"%bell",
+)  # fmt: skip
 TEXTS = (
-    *("", " ", "\0", "\ud800", "a\udfffb", "a.jpg", "cat/1.jpg", "../x.png", "/", "a//b", "/etc/passwd"),
-    *("猫", "é" * 3000, "x" * 100_000, "%s%n", "%bell", "{x}", "*", "\x1b[2J\x1b]0;x\x07", "\u202e", "१२"),
-    *("file:///", "file://relative", "gs://bucket", "s3://", "http://127.0.0.1:1/", "unix://"),
-    *("redis://user:secret@127.0.0.1:1", "redis://127.0.0.1:99999", "0" * 32, "9" * 5000, "[" * 5000),
-    *("NaN", "-inf", "1e400", "0x1f", "+7", "label.x", "key", "version", '"', "\r", "\n"),
-)
+    "", " ", "\0", "\ud800", "a\udfffb", "a.jpg", "cat/1.jpg", "../x.png", "/", "a//b", "/etc/passwd",
+    "猫", "é" * 3000, "x" * 100_000, "%s%n", "%bell", "{x}", "*", "\x1b[2J\x1b]0;x\x07", "\u202e", "१२",
+    "file:///", "file://relative", "gs://bucket", "s3://", "http://127.0.0.1:1/", "unix://",
+    "redis://user:secret@127.0.0.1:1", "redis://127.0.0.1:99999", "0" * 32, "9" * 5000, "[" * 5000,
+    "NaN", "-inf", "1e400", "0x1f", "+7", "label.x", "key", "version", '"', "\r", "\n",
+)  # fmt: skip
 NUMBERS = (
-    *(0, -1, 1, 7, 255, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**400),
-    *(0.5, -0.0, 1e308, math.inf, -math.inf, math.nan),
-)
+    0, -1, 1, 7, 255, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**400,
+    0.5, -0.0, 1e308, math.inf, -math.inf, math.nan,
+)  # fmt: skip
 
 _ID = bytes(16)
 _HISTORY = pb.JobStatsList(history=[pb.JobStats(job="j", source="file:///s", opened_s=1.0, closed_s=2.0)])
@@ -58,7 +58,15 @@ _POINTER_PAYLOAD = pack_pointer(Pointer("pack", 0, 64), _ID)[HEADER_BYTES:]
 _ARRAYS = pack_arrays({"a": np.arange(6, dtype=np.int16).reshape(2, 3), "b": np.zeros(0)}, _ID)
 _REPORT = ReadReport(0, 1, 2, 4, 3, 5, 6, 7, 8, 1, 0, missed=(1, 3), corrupt=(3,))
 _REQUEST = PrefetchRequest(
-    *("r", "s3://b", Recipe.image().json, 0, "redis://h", 1e10, ("k", "l"), ("v", "w"), bytes(16)),
+    request_id="r",
+    bucket="s3://b",
+    recipe=Recipe.image().json,
+    epoch=0,
+    cache="redis://h",
+    expires_in_s=1e10,
+    keys=("k", "l"),
+    versions=("v", "w"),
+    ids=bytes(16),
     kind=RequestKind.RESTORE,
     store="/s",
     packs=("p",),
@@ -72,7 +80,12 @@ _REQUEST = PrefetchRequest(
     fields=("mask",),
 )
 _RESULT = PrefetchResult(
-    *("r", "1", True, ("cached",), (5,), {"0": "x"}),
+    request_id="r",
+    function_version="1",
+    cold_start=True,
+    outcomes=("cached",),
+    record_bytes=(5,),
+    messages={"0": "x"},
     fetch_us=1,
     source_bytes=4,
     pack="p",
@@ -87,12 +100,12 @@ _REPLIES = b"*4\r\n+a\r\n*3\r\n$3\r\nabc\r\n:-1\r\n$-1\r\n-ERR no\r\n*0\r\n+OK\r
 
 
 def _rehashed(kind, read):
-    """Parse a payload under a header with a matching hash, so that parsing gets past the check."""
+    """Parse a payload below a header with its hash, which would otherwise be refused first."""
     return lambda payload: read(pack_header(kind, bytes(payload), _ID) + bytes(payload))
 
 
 def _resealed_pack(index):
-    """Parse a pack whose hash matches its index, so that parsing gets past the check."""
+    """Parse a pack whose hash matches its index."""
     meta = len(index) - min(len(index) // 32, 3) * 32
     footer = b"SPAK" + struct.pack("<IQQQ", 1, (len(index) - meta) // 32, _INDEX_AT, meta)
     sealed = footer + struct.pack("<Q24x", xxhash.xxh3_64_intdigest(index + footer))
@@ -100,7 +113,7 @@ def _resealed_pack(index):
 
 
 def _resealed_segment(table):
-    """Parse a segment with a matching hash, likewise."""
+    """Parse a segment with its hash."""
     return unpack_segment(bytes(table) + digest128(bytes(table)))
 
 
@@ -168,7 +181,7 @@ records, packs and segments, whose hash any change breaks.
 
 
 def any_value(chance, depth=0):
-    """Any JSON value, including numbers that only Python's parser accepts."""
+    """Return a JSON value, including numbers that only Python's parser accepts."""
     kind = chance.randrange(8 if depth < 3 else 5)  # no containers at depth 3
     if kind == 0:
         return chance.choice(TEXTS)

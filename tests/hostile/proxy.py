@@ -63,7 +63,7 @@ class Proxy:
         self._say("begin")
 
     def calm(self):
-        """Stop injecting faults and end silent connections. Return descriptions of the faults made."""
+        """Stop injecting faults and end silent connections. Return descriptions of the injected faults."""
         self._say("calm")
         return self._answer()
 
@@ -113,7 +113,7 @@ class Server:
         while word := await words.readline():
             self.going = word == b"begin\n"
             if not self.going:
-                for connection in [one for one in self.open if one.silent]:
+                for connection in [each for each in self.open if each.silent]:
                     connection.end(reset=True)
                 _tell(self.done)
 
@@ -157,7 +157,7 @@ class Connection:
         for writer in self._ends:
             if reset:
                 end = writer.get_extra_info("socket")
-                with contextlib.suppress(OSError):  # a unix socket has no reset, a closed one no options
+                with contextlib.suppress(OSError):  # not supported by unix sockets and closed sockets
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 writer.transport.abort()
             else:
@@ -174,14 +174,15 @@ _HELD_S = 0.05  # then held data is sent without a successor
 _MOST_PIECES = 40
 _HEAD_BYTES = 120  # reply frame and record header
 _OTHER_REPLIES = (
-    *(b"$-1\r\n", b"$0\r\n\r\n", b"$3\r\nabc\r\n", b"$64\r\n" + b"SUPR" + bytes(60) + b"\r\n", b"+OK\r\n"),
-    *(b":1\r\n", b":-7\r\n", b"*0\r\n", b"*1\r\n$4\r\nabcd\r\n", b"-ERR something went wrong\r\n", b"\r\n"),
-    *(b"-LOADING Redis is loading the dataset in memory\r\n", b"-MOVED 1 127.0.0.1:1\r\n"),
-    *(b"$99999999999999999999\r\n", b"%1\r\n+a\r\n+b\r\n"),
-)
-_STATUSES = (b"500 Oops", b"502 Bad Gateway", b"503 Slow Down", b"429 Too Many Requests")
+    b"$-1\r\n", b"$0\r\n\r\n", b"$3\r\nabc\r\n", b"$64\r\n" + b"SUPR" + bytes(60) + b"\r\n", b"+OK\r\n",
+    b":1\r\n", b":-7\r\n", b"*0\r\n", b"*1\r\n$4\r\nabcd\r\n", b"-ERR something went wrong\r\n", b"\r\n",
+    b"-LOADING Redis is loading the dataset in memory\r\n", b"-MOVED 1 127.0.0.1:1\r\n",
+    b"$99999999999999999999\r\n", b"%1\r\n+a\r\n+b\r\n",
+)  # fmt: skip
 _HTTP_ANSWERS = (
-    *(b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status for status in _STATUSES),
+    b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 0\r\n\r\n",
     b"HTTP/1.1 two hundred\r\n\r\n",
     b"\x15\x03\x01\x00\x02\x02\x28",
     b"HTTP/1.1 200 OK\r\nContent-Le",
@@ -280,8 +281,7 @@ class Way:
                 f"{fault} ({len(unit)} bytes, {unit[:24]!r})"
             )
             held, self._held = self._held, []
-            made = getattr(self, f"_{fault}")
-            await made(unit)
+            await getattr(self, f"_{fault}")(unit)
             for earlier in held:
                 self._write(earlier)
             return

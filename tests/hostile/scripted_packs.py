@@ -24,14 +24,14 @@ from tests.super_dataset.stored_batches import id_at, record
 
 @cache
 def pixels_of(sample_id, side):
-    """The right bytes of a sample."""
+    """Return the pixels of a sample."""
     rng = np.random.default_rng(int.from_bytes(sample_id, "little"))
     return rng.integers(0, 256, (side, side, 3), dtype=np.uint8)
 
 
 @cache
 def record_of(sample_id, side):
-    """The sample's record."""
+    """Return the record of a sample."""
     return record(pixels_of(sample_id, side), sample_id, fetch_us=sample_id[0], decode_us=sample_id[1])
 
 
@@ -75,15 +75,15 @@ class ScriptedPacks:
         self.ref = replace(ref, store=store.address, places=Places(tuple(self._names), *columns))
 
     def pointers(self):
-        """Pointers to the same places by key, where a pointer can express them; and whether each is whole."""
-        found = {}
+        """Return pointers to the same places by key, if they can be expressed, and whether each is valid."""
+        pointers = {}
         for offset in np.flatnonzero(self._pack_of).tolist():
             sample_id = id_at(self.ref, offset)
             with contextlib.suppress(RecordError, IndexError):
                 name = self._names[self._pack_of[offset] - 1]
                 place = Pointer(name, int(self._offsets[offset]), int(self._lengths[offset]))
-                found[cache_key(sample_id)] = pack_pointer(place, sample_id), offset in self.good
-        return found
+                pointers[cache_key(sample_id)] = pack_pointer(place, sample_id), offset in self.good
+        return pointers
 
     def _write(self, samples, side):
         """Write one pack, then corrupt some of it."""

@@ -68,9 +68,9 @@ _ODDS = {
 }
 IMAGES = 61
 _ACTS = (
-    *("kill_coordinator", "kill_function", "kill_loader_worker", "stop_coordinator", "stop_function"),
-    *("stop_cache", "restart_cache", "flush_cache"),
-)
+    "kill_coordinator", "kill_function", "kill_loader_worker", "stop_coordinator", "stop_function",
+    "stop_cache", "restart_cache", "flush_cache",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def draw(seed):
             odds.pop("flip", None)
         most = chance.randint(1, 8)
         if name in ("sampler", "coordinator") and not odds.keys().isdisjoint({"silence", "drop"}):
-            most = 1 if len(odds) < 3 else min(most, 4)  # each one costs a ten-second wait
+            most = 1 if len(odds) < 3 else min(most, 4)  # each costs a ten-second wait
         if lasting and name in ("reader", "function", "store"):  # waits for a coordinator take two minutes
             most = 10_000
         links[name] = {"odds": odds, "every": chance.choice([2.0, 8.0, 30.0]), "most": most}
@@ -221,7 +221,9 @@ class Trial:
         assert "Traceback" not in log, log[-4000:]
         gc.collect()  # a traceback may hold the loader's iterator, and so its workers
         started = set(psutil.Process().children(recursive=True)) - before
-        left = psutil.wait_procs([one for one in started if not self._is_shared(one)], END_TIMEOUT_S)[1]
+        left = psutil.wait_procs(
+            [process for process in started if not self._is_shared(process)], END_TIMEOUT_S
+        )[1]
         assert not left, f"leftover processes: {left}"
 
     def _is_shared(self, process):

@@ -140,7 +140,7 @@ class FaultyExecutor(ExecutorModel):
                 self.free(alive=True)
                 self.refuse(request, kind)
                 return
-        if world.now_s - taken.came_s > request.expires_in_s or draw() < faults.expired:
+        if world.now_s - taken.arrived_s > request.expires_in_s or draw() < faults.expired:
             world.after(cold_s, partial(self.answer, request, 0.0, cold_s, expired=True))
             return
         duration_s = self.duration_s(request)

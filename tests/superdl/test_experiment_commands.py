@@ -18,7 +18,7 @@ from tests.fixtures.pages import read_page
 def spec_of(*words):
     parser = argparse.ArgumentParser()
     experiment_commands.add_run(parser)
-    return experiment_commands.spec_of(parser.parse_args(["digits", *words]), {})
+    return experiment_commands.spec_of(parser.parse_args(["digits", *words]))
 
 
 def test_keys_are_options_in_the_order_of_the_command_line():
@@ -79,7 +79,7 @@ def test_the_page_of_a_run_is_written_also_without_matplotlib(killed, capsys, mo
 
 def test_a_place_that_is_no_run_or_cannot_be_written_is_named(killed, capsys):
     assert main(["report", str(killed.parent)]) == 2
-    assert "its runs are below it" in capsys.readouterr().err
+    assert "It contains run directories" in capsys.readouterr().err
     (killed / "report.html").mkdir()
     assert main(["report", str(killed)]) == 2
     assert str(killed / "report.html") in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A console whose words can be read, and runs that start their own services."""
+"""A console whose output can be read, and runs that start their own services."""
 
 import io
 
@@ -8,11 +8,11 @@ from rich.console import Console
 
 @pytest.fixture
 def console():
-    """Prints to a text."""
+    """Print to a StringIO."""
     return Console(file=io.StringIO(), width=120)
 
 
 @pytest.fixture(autouse=True)
 def no_coordinator(monkeypatch):
-    """Runs start their own services."""
+    """Let runs start their own services."""
     monkeypatch.delenv("SUPER_COORDINATOR", raising=False)

@@ -1,4 +1,4 @@
-"""Reports of runs by their figures, without the runs."""
+"""Reports of runs that did not take place."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from superdl.experiments.reporting.run_files import RunFiles
 
 
 def measured(*runs, **facts):
-    """One repeat of an arm with these reports of runs."""
+    """Return one repeat of an arm with these reports of runs."""
     return RoundMeasured(tuple(RunFiles(Path(), run) for run in runs), **facts)
 
 

@@ -1,4 +1,4 @@
-"""Arms and trials as whole specs, runs made elsewhere, and processes that are ended."""
+"""Arms and trials as complete specs, comparisons of existing runs, and runs that do not exit."""
 
 import json
 import os
@@ -31,48 +31,41 @@ def test_without_arms_super_is_compared_with_torch():
     specs = [arm.trials[0].spec for arm in arms]
     assert [spec.loader.kind for spec in specs] == ["super", "torch"]
     assert [spec.name for spec in specs] == ["study-super", "study-torch"]
-    assert all(spec.loader.batch_size == 8 and spec.epochs == 4 for spec in specs)
-    assert all(spec.compare == parse_spec({}).compare and not spec.trials for spec in specs)
+    assert not arms[0].shares
 
 
-def test_trials_lie_over_the_arm_which_lies_over_the_spec():
+def test_a_trial_overrides_its_arm_which_overrides_the_spec():
     arms = arms_of(
         spec_of(
             compare={"arms": {"one": {"loader.batch_size": 16, "optimizer.lr": 0.1}}},
             trials={"a": {}, "b": {"loader.batch_size": 32, "epochs": 2}},
+            loader={"coordinator": "host:50051"},
         )
     )
     a, b = (trial.spec for trial in arms[0].trials)
     assert (a.name, a.loader.batch_size, a.epochs, a.optimizer.lr) == ("study-one-a", 16, 4, 0.1)
     assert (b.name, b.loader.batch_size, b.epochs, b.optimizer.lr) == ("study-one-b", 32, 2, 0.1)
-
-
-def test_trials_share_services_only_where_functions_run_and_nobody_names_a_coordinator():
-    trials = {"a": {}, "b": {"loader.batch_size": 4}}
-    shared, plain = arms_of(spec_of(trials=trials))
-    assert (shared.shares, plain.shares) == (True, False)
-    alone, _ = arms_of(spec_of())
-    assert not alone.shares
-    named, _ = arms_of(spec_of(trials=trials, loader={"coordinator": "host:50051"}))
-    assert not named.shares
+    assert not arms[0].shares, "they use the given coordinator"
 
 
 @given(ARMS, st.integers(1, 12))
-def test_arms_are_interleaved_and_every_repeat_has_every_arm_once(arms, repeats):
+def test_arms_are_interleaved_and_run_once_per_repeat(arms, repeats):
     rounds = rounds_of(arms, repeats)
-    assert [one.number for one in rounds] == list(range(1, len(arms) * repeats + 1))
-    assert [one.repeat for one in rounds] == [at // len(arms) + 1 for at in range(len(rounds))]
+    assert [turn.number for turn in rounds] == list(range(1, len(arms) * repeats + 1))
+    assert [turn.repeat for turn in rounds] == [at // len(arms) + 1 for at in range(len(rounds))]
     for repeat in range(1, repeats + 1):
-        assert sorted(one.arm for one in rounds if one.repeat == repeat) == sorted(arms)
+        assert sorted(turn.arm for turn in rounds if turn.repeat == repeat) == sorted(arms)
+    if repeats >= len(arms):
+        assert len({turn.arm for turn in rounds[:: len(arms)]}) == len(arms), "each arm runs first"
 
 
-def found_run(place, *walls_s, first=0, ranks=1, **changes):
-    """The directory of a run of which only the report is there."""
-    place.mkdir(parents=True)
+def write_report(directory, *walls_s, first=0, ranks=1, **changes):
+    """Write the report of a finished run, and return its directory."""
+    directory.mkdir(parents=True)
     passes = [one_pass(samples=4000, wall_s=wall_s, produced=None) for wall_s in walls_s]
     report = run_of(*passes, images=(4000, None), first=first, ranks=ranks) | {
         "format": 4,
-        "name": "found",
+        "name": "colours",
         "status": "finished",
         "wall_s": 30.0,
         "environment": {},
@@ -80,51 +73,42 @@ def found_run(place, *walls_s, first=0, ranks=1, **changes):
         "loader_settings": {"num_workers": 2},
     }
     report["spec"] |= {"loader": {"kind": "torch", "batch_size": 8}, "compare": {"warmup_epochs": 1}}
-    (place / "report.json").write_text(json.dumps(report | changes))
-    return str(place)
+    (directory / "report.json").write_text(json.dumps(report | changes))
+    return str(directory)
 
 
-def test_runs_are_compared_by_name_and_what_they_do_not_tell_is_said(tmp_path):
-    """Of a run that went on the first epoch is cold, whatever its number."""
-    alone = found_run(tmp_path / "alone", 140.0, 40.0, executor="as the coordinator at x decides")
-    ranks = found_run(tmp_path / "ranks", 10.0, 20.0, ranks=4)
-    on = found_run(tmp_path / "on", 140.0, 50.0, first=3)
-    found = compare_runs([f"alone={alone}", f"ranks={ranks}", f"alone={on}"])
-    assert [arm.name for arm in found.arms] == ["alone", "ranks"]
-    assert [one.images_per_s for one in found.figures_of("alone")] == [100.0, 80.0]
-    notes = " ".join(found.notes)
-    for words in (
-        "ranks had 4 ranks: CPU is not compared",
-        "alone used a coordinator",
-    ):
-        assert words in notes
-
-
-def test_runs_of_different_machines_are_said_to_be(tmp_path):
-    alike = [found_run(tmp_path / name, 1.0, 1.0) for name in ("a", "b")]
-    other = found_run(tmp_path / "c", 1.0, 1.0, environment={"device_name": "other"})
-    assert not any("machines" in note for note in compare_runs(alike).notes)
-    assert compare_runs([*alike, other]).notes[-1].startswith("The runs used different machines")
+def test_existing_runs_are_compared_by_name_with_notes(tmp_path):
+    """The first epoch of a resumed run is its warm-up, whatever its number."""
+    alone = write_report(tmp_path / "alone", 140.0, 40.0, executor="as the coordinator at x decides")
+    ranks = write_report(tmp_path / "ranks", 10.0, 20.0, ranks=4, environment={"device_name": "other"})
+    resumed = write_report(tmp_path / "resumed", 140.0, 50.0, first=3)
+    comparison = compare_runs([f"alone={alone}", f"ranks={ranks}", f"alone={resumed}"])
+    assert [arm.name for arm in comparison.arms] == ["alone", "ranks"]
+    assert [figures.images_per_s for figures in comparison.figures_of("alone")] == [100.0, 80.0]
+    notes = " ".join(comparison.notes)
+    for text in ("ranks had 4 ranks. CPU is not", "alone used a coordinator", "used different machines"):
+        assert text in notes
+    assert "machines" not in " ".join(compare_runs([alone, resumed]).notes)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"status": "failed"}, "has status failed: leave it out"),
-        ({"epochs": []}, r"1 warm-up epoch\(s\) leave no epoch"),
+        ({"status": "failed"}, "its status is failed"),
+        ({"epochs": []}, "has no epoch after 1 warm-up epoch"),
         ({"format": 1}, "is not in format 4"),
     ],
 )
-def test_a_run_that_cannot_be_compared_is_refused_by_name(tmp_path, changes, message):
+def test_a_run_that_cannot_be_compared_is_refused(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
-        compare_runs([found_run(tmp_path / "run", 1.0, 1.0, **changes)])
+        compare_runs([write_report(tmp_path / "run", 1.0, 1.0, **changes)])
 
 
 _RUN = """#!{python}
 import signal, sys
 spec = sys.argv[-1]
 if spec.endswith("fails"):
-    open("{fifo}").close()  # until the other one no longer listens
+    open("{fifo}").close()  # until the other one ignores SIGINT
     sys.exit(3)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 open("{fifo}", "w").close()
@@ -133,8 +117,7 @@ while True:
 """
 
 
-def test_a_run_that_does_not_end_when_asked_is_killed(tmp_path, monkeypatch):
-    """As one in a collective, or in a call of C, whose turn to look at signals never comes."""
+def test_a_run_that_ignores_an_interrupt_is_killed(tmp_path, monkeypatch):
     fifo, stand_in = tmp_path / "fifo", tmp_path / "run"
     os.mkfifo(fifo)
     stand_in.write_text(_RUN.format(python=sys.executable, fifo=fifo))

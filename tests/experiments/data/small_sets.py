@@ -1,27 +1,19 @@
-"""Sets small enough for a test, and images of any set in memory."""
+"""Small sets, and the files of a set."""
 
 from dataclasses import replace
 
-import numpy as np
 from PIL import Image
 
-from superdl.experiments.data.making import label_of, picture_pixels
 from superdl.experiments.image_sets import MADE_SETS
 
 
 def few_classes(name="tiny-imagenet-like", classes=4):
-    """One of the sets with fewer classes, so that few images have all of them."""
+    """Return a set with fewer classes."""
     return replace(MADE_SETS[name], classes=classes)
 
 
-def drawn(made, split, count, seed=0):
-    """uint8 images [count, 3, height, width] and their labels."""
-    images = np.stack([picture_pixels(made, seed, split, index) for index in range(count)])
-    return images.transpose(0, 3, 1, 2), np.array([label_of(made, index) for index in range(count)])
-
-
 def files_of(directory):
-    """Every image below a directory."""
+    """Return the content of each image in a directory."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
@@ -30,7 +22,7 @@ def files_of(directory):
 
 
 def write_images(directory, names, side=8):
-    """Plain images of these names, the format by the extension."""
+    """Write plain images of these names, in the formats of their extensions."""
     for name in names:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (side, side), (10, 20, 30)).save(directory / name)

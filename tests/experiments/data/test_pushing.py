@@ -1,4 +1,4 @@
-"""Pushing a directory to a real S3 server: whole, resumed, with failures named."""
+"""Pushing a directory to a real S3 server: all of it, and what changed."""
 
 import boto3
 import pytest
@@ -8,7 +8,7 @@ from superdl.experiments.data import push
 from superdl.main import main
 from tests.experiments.data.small_sets import write_images
 
-NAMES = [f"train/{one}/{i}.JPEG" for one in ("ants", "bees") for i in range(20)] + [
+NAMES = [f"train/{name}/{i}.JPEG" for name in ("ants", "bees") for i in range(20)] + [
     "val/ants/0.png",
     "readme",
 ]
@@ -32,23 +32,23 @@ def files_below(root):
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_all_files_arrive_with_their_types_and_are_a_source(directory, bucket, object_store):
-    told = []
-    counts = push(directory, "s3://images/mine/", done=lambda *sizes: told.append(sizes))
+def test_all_files_are_uploaded_with_their_types(directory, bucket, object_store):
+    calls = []
+    counts = push(directory, "s3://images/mine/", done=lambda *sizes: calls.append(sizes))
     total = sum(map(len, files_below(directory).values()))
     assert counts == {"files": len(NAMES), "sent": len(NAMES), "there": 0, "bytes": total}
-    assert (len(told), sum(size for size, _ in told)) == (len(NAMES), total)
-    assert {every for _, every in told} == {total}
+    assert (len(calls), sum(size for size, _ in calls)) == (len(NAMES), total)
+    assert {all_bytes for _, all_bytes in calls} == {total}
     assert files_below(bucket / "mine") == files_below(directory)
     assert list_source("s3://images/mine/train").labels.tolist() == [0] * 20 + [1] * 20
-    # In a session of its own: the default one keeps the credentials that another test's environment had.
+    # The default session keeps the credentials of an earlier test's environment.
     client = boto3.Session().client("s3", endpoint_url=object_store.url)
     types = [client.head_object(Bucket="images", Key=f"mine/{name}")["ContentType"] for name in NAMES]
     assert set(types) == {"image/jpeg", "image/png", "application/octet-stream"}
     client.close()
 
 
-def test_again_it_sends_only_what_is_not_there_or_differs(directory, bucket):
+def test_only_missing_and_changed_files_are_sent_again(directory, bucket):
     push(directory, "s3://images/mine")
     (bucket / "mine" / NAMES[0]).unlink()
     other = bucket / "mine" / NAMES[1]
@@ -61,10 +61,10 @@ def test_again_it_sends_only_what_is_not_there_or_differs(directory, bucket):
     assert {name: (bucket / "mine" / name).stat().st_mtime_ns for name in NAMES[2:-1]} == before
 
 
-def test_the_command_tells_as_json(directory, bucket, capsys):
+def test_the_command_prints_counts_as_json(directory, bucket, capsys):
     for sent in (len(NAMES), 0):
         assert main(["data", "push", str(directory), "s3://images/a", "--json", "--workers", "4"]) == 0
-        told = capsys.readouterr()
-        assert f'"sent": {sent}, ' in told.out
-        assert told.err == "", "a bar is for terminals"
+        printed = capsys.readouterr()
+        assert f'"sent": {sent}, ' in printed.out
+        assert printed.err == "", "a progress bar needs a terminal"
     assert main(["data", "push", str(directory), "s3://images/a", "--workers", "0"]) == 2

@@ -1,4 +1,4 @@
-"""A real run, whose name is an attack, for tests of pages."""
+"""A real run for tests of pages."""
 
 from dataclasses import replace
 
@@ -12,9 +12,9 @@ NAME = "<script>alert(1)<script>&co"
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """The directory of a real run of two epochs, whose name is an attack."""
+    """The directory of a run of two epochs whose name must be escaped."""
     root = tmp_path_factory.mktemp("page")
     write_colours(root, train=12, val=4)
     run(replace(spec_of(root, root / "runs", "epochs=2", *PIXELS), name=NAME), console=quiet())
-    (made,) = (root / "runs").iterdir()
-    return made
+    (directory,) = (root / "runs").iterdir()
+    return directory

@@ -1,4 +1,4 @@
-"""``superdl evaluate``: the figures of a checkpoint are those of the run's own validation, on any ranks."""
+"""``superdl evaluate``: metrics equal those of the run's own validation, on any number of ranks."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ VAL_PER_CLASS = 5  # three classes: 15 images, which two ranks pad, in batches o
 
 @pytest.fixture(scope="module")
 def shades(tmp_path_factory):
-    """Three classes of plain colours; an image of blue is green."""
+    """Three classes of plain colours, with a green image among the blue ones."""
     directory = tmp_path_factory.mktemp("shades")
     write_colours(directory, train=8, val=VAL_PER_CLASS, classes=CHANNELS)
     for split in ("train", "val"):
@@ -49,7 +49,7 @@ def evaluated(run, capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def test_it_says_what_the_runs_validation_said(trained, capsys):
+def test_metrics_equal_those_of_the_run(trained, capsys):
     run, _ = trained
     report = json.loads((run / "report.json").read_text())
     last = evaluated(run, capsys, "--checkpoint=last")
@@ -65,24 +65,24 @@ def test_it_says_what_the_runs_validation_said(trained, capsys):
     assert f"top-1 {best['top1']:.4f}, loss" in capsys.readouterr().out
 
 
-def test_other_images_take_the_place_of_the_runs_and_must_have_its_classes(trained, shades, tmp_path, capsys):
+def test_other_images_need_the_classes_of_the_run(trained, shades, tmp_path, capsys):
     run, _ = trained
-    found = evaluated(run, capsys, f"--set=data.val={shades / 'train'}", "--set=loader.batch_size=24")
-    assert (found["samples"], found["data"]) == (24, f"file://{shades / 'train'}")
+    whole = evaluated(run, capsys, f"--set=data.val={shades / 'train'}", "--set=loader.batch_size=24")
+    assert (whole["samples"], whole["data"]) == (24, f"file://{shades / 'train'}")
     right = 0
-    for name in ("blue", "green", "red"):  # of which each alone would have the label of the first
+    for name in ("blue", "green", "red"):  # alone, each would have the first label
         (tmp_path / name).mkdir()
         (tmp_path / name / name).symlink_to(shades / "train" / name)
         alone = evaluated(run, capsys, f"--set=data.val={tmp_path / name}")
         right += round(alone["top1"] * alone["samples"])
-    assert right == round(found["top1"] * 24)
+    assert right == round(whole["top1"] * 24)
     (tmp_path / "val" / "mauve").mkdir(parents=True)
     Image.new("RGB", (16, 16)).save(tmp_path / "val" / "mauve" / "0.png")
     assert main(["evaluate", str(run), f"--set=data.val={tmp_path / 'val'}"]) == 1
     assert "'mauve'" in capsys.readouterr().err
     for words, message in (
-        ([str(run), "--set=data.val=null"], "has no validation images; add --set data.val="),
-        ([str(run), "--set=model.name=small_cnn"], "best.pt belongs to a different model"),
+        ([str(run), "--set=data.val=null"], "has no validation images. Add --set data.val="),
+        ([str(run), "--set=model.name=small_cnn"], "best.pt belongs to another model"),
         ([str(tmp_path)], "is not a run directory: it has no spec.yaml"),
     ):
         assert main(["evaluate", *words]) == 2
@@ -96,7 +96,7 @@ def test_other_images_take_the_place_of_the_runs_and_must_have_its_classes(train
         (tmp_path / "best.pt").rename(run / "checkpoints" / "best.pt")
 
 
-def test_it_takes_no_state_that_runs_code(trained, tmp_path, capsys):
+def test_code_in_a_checkpoint_is_not_run(trained, tmp_path, capsys):
     _, spec = trained
     (tmp_path / "checkpoints").mkdir()
     spec.write(tmp_path / "spec.yaml")

@@ -1,4 +1,4 @@
-"""Whole runs with the plain torch loader: what they leave behind, and how they end when something fails."""
+"""Whole runs: the files they write, and what they report if something fails."""
 
 import json
 import shutil
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
@@ -30,76 +29,60 @@ def the_run(images):
     return run_in(images.parent / "runs")
 
 
-def test_the_files_of_a_run_are_in_the_bucket_at_its_end_and_its_model_where_a_job_wants_it(
-    colours, object_store, monkeypatch, tmp_path
-):
+def files_in(directory):
+    return {path.relative_to(directory) for path in Path(directory).rglob("*") if path.is_file()}
+
+
+def test_the_files_of_a_run_are_uploaded_at_its_end(colours, object_store):
     bucket = object_store.directory / "results"
     bucket.mkdir()
-    monkeypatch.setenv("SM_MODEL_DIR", str(tmp_path / "model"))
     report = run(
         spec_of(colours, "output=s3://results/mine/", "training.checkpoint_every=2"), console=quiet()
     )
-    (kept,) = (bucket / "mine").iterdir()
-    here = {
-        path.relative_to(report.directory) for path in Path(report.directory).rglob("*") if path.is_file()
-    }
-    assert {path.relative_to(kept) for path in kept.rglob("*") if path.is_file()} == here
-    assert json.loads((kept / "report.json").read_text())["status"] == "finished"
-    assert [path.name for path in (tmp_path / "model").glob("*/*")] == ["best.pt"]
+    (uploaded,) = (bucket / "mine").iterdir()
+    assert files_in(uploaded) == files_in(report.directory)
+    assert json.loads((uploaded / "report.json").read_text())["status"] == "finished"
     shutil.rmtree(report.directory)
     console = quiet()
     with pytest.raises(SourceError, match="nobody"):
         run(spec_of(colours, "output=s3://nobody/mine"), console=console)
-    assert "step 1" not in console.file.getvalue()  # it was told before it trained
+    assert "step 1" not in console.file.getvalue(), "it fails before training"
 
 
-def test_while_a_run_goes_on_its_report_has_the_epochs_before(colours):
-    seen = []
-
-    class Looking(Console):
-        def print(self, *words, **options):
-            if words and "done in" in str(words[0]):
-                known = json.loads((the_run(colours) / "report.json").read_text())
-                seen.append((known["status"], len(known["epochs"]), known["bill"] is not None))
-
-    run(spec_of(colours), console=Looking(), page=False)
-    assert seen == [("running", 1, True), ("running", 2, True)]
-
-
-def test_a_run_leaves_one_directory_with_all_of_it(colours):
+def test_a_run_writes_all_files_into_one_directory(colours):
     console = quiet()
     report = run(spec_of(colours), console=console)
-    made = the_run(colours)
-    assert made.name.startswith("colours-2")
-    assert report.directory == str(made)
-    assert sorted(entry.name for entry in made.iterdir()) == [
+    directory = the_run(colours)
+    assert directory.name.startswith("colours-2")
+    assert report.directory == str(directory)
+    assert sorted(entry.name for entry in directory.iterdir()) == [
         "report.html",
         "report.json",
         "spec.yaml",
         "steps.jsonl",
     ]
-    assert load_spec(made / "spec.yaml") == spec_of(colours)
+    assert load_spec(directory / "spec.yaml") == spec_of(colours)
 
-    loaded = json.loads((made / "report.json").read_text())
+    loaded = json.loads((directory / "report.json").read_text())
     assert (loaded["status"], loaded["reason"], loaded["notes"]) == ("finished", None, [])
     assert loaded["model"] == "small_cnn, not pretrained"
     assert console.file.getvalue().startswith("model small_cnn, not pretrained\n")
-    assert "model small_cnn, not pretrained" in (made / "report.html").read_text()
+    assert "model small_cnn, not pretrained" in (directory / "report.html").read_text()
     assert (loaded["classes"], loaded["train_samples"], loaded["val_samples"]) == (["blue", "red"], 24, 8)
     assert len(loaded["epochs"]) == 2
     assert parse_spec(loaded["spec"]) == spec_of(colours)
     known = {"python", "torch_threads", "usable_cpus", "device", "packages", "cpu", "gpus"}
     assert known <= loaded["environment"].keys()
 
-    steps = [json.loads(line) for line in (made / "steps.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (directory / "steps.jsonl").read_text().splitlines()]
     assert [(step["epoch"], step["split"], step["samples"]) for step in steps] == [
         (epoch, split, 8) for epoch in range(2) for split in ("train", "train", "train", "val")
     ]
     assert "validation accuracy" in console.file.getvalue()
 
-    told = [epoch[split]["stalls"] for epoch in loaded["epochs"] for split in ("train", "val")]
-    assert [one["steps"] for one in told] == [3, 1, 3, 1]
-    assert {cause for one in told for cause in one["causes"]} <= {"starting", "storage", "decoding"}
+    stalls = [epoch[split]["stalls"] for epoch in loaded["epochs"] for split in ("train", "val")]
+    assert [stall["steps"] for stall in stalls] == [3, 1, 3, 1]
+    assert {cause for stall in stalls for cause in stall["causes"]} <= {"starting", "storage", "decoding"}
     assert [point["epochs_done"] for point in loaded["learning"]] == [1.0, 2.0]
     losses = [step["loss"] for step in steps if step["split"] == "train"]
     assert [point["loss"] for point in loaded["learning"]] == [
@@ -108,18 +91,17 @@ def test_a_run_leaves_one_directory_with_all_of_it(colours):
     ]
 
 
-def test_what_a_run_used_is_told_by_phase(colours):
-    left = set(ProcessGroups().read())  # by earlier tests of this process
+def test_resource_use_is_reported_by_phase(colours):
+    earlier = set(ProcessGroups().read())  # groups of earlier tests in this process
     report = run(spec_of(colours, "loader.num_workers=1"), console=quiet())
-    phases = report.utilization.phases
+    phases = report.phases
     assert [(phase.epoch, phase.split) for phase in phases] == [
         (None, "start"),
         *((epoch, split) for epoch in range(2) for split in ("train", "val")),
     ]
     own = {"trainer", "workers", "other"}
-    assert all(set(phase.groups) <= own | left for phase in phases), "no SUPER: absent"
-    # The passes over one loader share a worker, which lives on while the other loader's is used. An earlier
-    # test's may be there, too.
+    assert all(set(phase.groups) <= own | earlier for phase in phases), "no services of SUPER"
+    # Each loader has a worker, which persists.
     assert phases[1].groups["workers"].processes_max >= 1
     assert phases[2].groups["workers"].processes_max >= 2
     assert all(phase.gpu_percent is None for phase in phases)
@@ -127,29 +109,7 @@ def test_what_a_run_used_is_told_by_phase(colours):
         assert phase.wall_s >= epoch.train.wall_s
 
 
-def test_without_validation_the_run_goes_on(colours):
-    report = run(spec_of(colours, "epochs=1", "data.val=null"), console=quiet())
-    assert (report.status, report.val_accuracy, report.val_samples) == ("finished", None, None)
-
-
-def test_skipped_samples_are_listed_in_the_report(colours):
-    broken = next((colours / "train").glob("*/*.png"))
-    broken.write_text("no image")
-    with Stack() as stack:
-        own = (
-            "loader.kind=super-threads",
-            "loader.on_bad_sample=skip",
-            f"loader.coordinator={stack.address}",
-        )
-        report = run(spec_of(colours, "epochs=1", *own), console=quiet())
-    (note,) = [note for note in report.notes if "bad sample" in note]
-    assert f"{broken.parent.name}/{broken.name}" in note
-    assert note in json.loads((the_run(colours) / "report.json").read_text())["notes"]
-    with pytest.raises(ConfigError, match="on_bad_sample"):
-        spec_of(colours, "loader.on_bad_sample=skip")
-
-
-def test_a_batch_of_bad_samples_alone_ends_no_run(colours):
+def test_a_run_skips_and_lists_bad_samples_even_if_they_fill_batches(colours):
     broken = sorted((colours / "train").glob("*/*.png"))[::5]
     for file in broken:
         file.write_text("no image")
@@ -163,7 +123,10 @@ def test_a_batch_of_bad_samples_alone_ends_no_run(colours):
             f"loader.coordinator={stack.address}",
         )
         report = run(spec_of(colours, *own), console=quiet())
-        assert [one.train.samples for one in report.epochs] == [24 - len(broken)] * 2
+        assert [epoch.train.samples for epoch in report.epochs] == [24 - len(broken)] * 2
+        notes = json.loads((the_run(colours) / "report.json").read_text())["notes"]
+        for file in broken:
+            assert any(f"{file.parent.name}/{file.name}" in note for note in notes)
         spec = spec_of(colours, *own)
         source = Source(str(colours / "train"))
         opened = open_loader(LoaderRequest(source, spec.recipe, spec.loader, False, 0, False))
@@ -173,9 +136,11 @@ def test_a_batch_of_bad_samples_alone_ends_no_run(colours):
         seen += [labels.tolist() for _, labels, _ in opened]
         opened.close()
     assert len(seen) == 24 - len(broken)
+    with pytest.raises(ConfigError, match="on_bad_sample"):
+        spec_of(colours, "loader.on_bad_sample=skip")
 
 
-def test_a_run_that_fails_reports_why(colours):
+def test_a_failed_run_reports_the_reason(colours):
     (colours / "val" / "green").mkdir()
     Image.new("RGB", (16, 16), (0, 200, 0)).save(colours / "val" / "green" / "0.png")
     console = quiet()
@@ -189,9 +154,9 @@ def test_a_run_that_fails_reports_why(colours):
     assert "green" in loaded["reason"]
 
 
-def test_a_run_that_fails_within_a_pass_has_the_steps_before(colours):
-    """Steps that a GPU may still compute are held back, and written all the same."""
-    (colours / "val" / "red" / "3.png").write_bytes(b"no image")  # in key order the last one
+def test_a_run_that_fails_within_a_pass_writes_its_last_steps(colours):
+    """Steps are held back while a GPU may still compute them."""
+    (colours / "val" / "red" / "3.png").write_bytes(b"no image")  # the last one in key order
     with pytest.raises(BadSampleError, match=r"red/3\.png"):
         run(spec_of(colours, "loader.batch_size=2"), console=quiet())
     loaded = json.loads((the_run(colours) / "report.json").read_text())
@@ -202,7 +167,7 @@ def test_a_run_that_fails_within_a_pass_has_the_steps_before(colours):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_the_digits_are_learnt(tmp_path, seed):
+def test_a_run_learns_the_digits(tmp_path, seed):
     overrides = [
         f"seed={seed}",
         "loader.kind=torch",

@@ -1,4 +1,4 @@
-"""Functions of the simulated world: cold starts, the ramp, refusals, queues, bills."""
+"""Simulated functions: cold starts, their ramp, refusals, time limits and bills."""
 
 import numpy as np
 import pytest
@@ -22,68 +22,38 @@ LAMBDA = FunctionsModel(
 )
 
 
-class Bench:
-    """A world without jobs, whose functions are asked directly."""
-
-    def __init__(self, functions):
-        self.world = World(WorldModel(1, CoreSettings(10**9), functions, {b"a": DATA}, ()))
-        self.answers = []
-        self.world.answer = lambda event: self.answers.append((self.world.now_s, event))
-        self._number = 0
-
-    def ask(self, samples, *, at_s=0.0, expires_in_s=60.0):
-        self._number += 1
-        request = Prefetch(self._number, "job", SetKey(b"a", -1), np.arange(samples), expires_in_s)
-        self.world.after(at_s - self.world.now_s, lambda: self.world.executors[0].submit(request))
-
-    def run(self):
-        while self.world.step():
-            pass
-        return [event for _, event in self.answers]
-
-    def throttled(self):
-        failed = [event for _, event in self.answers if isinstance(event, RequestFailed)]
-        assert all(event.kind is FailureKind.THROTTLED and event.gb_s == 0 for event in failed)
-        return len(failed)
+def results_of(functions, *requests):
+    """Send requests (samples, seconds of arrival, time limit) in a world without jobs."""
+    world, results = World(WorldModel(1, CoreSettings(10**9), functions, {b"a": DATA}, ())), []
+    world.answer = results.append
+    (executor,) = world.executors
+    for number, (samples, at_s, expires_in_s) in enumerate(requests):
+        request = Prefetch(number, "job", SetKey(b"a", -1), np.arange(samples), expires_in_s)
+        world.after(at_s, lambda request=request: executor.submit(request))
+    while world.step():
+        pass
+    return executor.usage, results
 
 
-def test_a_first_request_starts_cold_and_a_second_one_finds_it_warm():
-    bench = Bench(LAMBDA)
-    bench.ask(5)
-    bench.ask(5, at_s=20.0)
-    first, second = bench.run()
-    assert (first.cold_start, second.cold_start) == (True, False)
-    assert bench.world.executors[0].usage.cold_starts == 1
+def test_only_the_first_request_starts_cold():
+    usage, (first, second) = results_of(LAMBDA, (5, 0.0, 60.0), (5, 20.0, 60.0))
+    assert (first.cold_start, second.cold_start, usage.cold_starts) == (True, False, 1)
     assert second.duration_us == first.duration_us == 1_000_000
     assert first.gb_s > second.gb_s == pytest.approx(2.0)
     assert (second.source_requests, second.source_bytes) == (5, 3500)
 
 
-def test_the_ramp_is_a_burst_and_then_a_rate():
-    bench = Bench(LAMBDA)
-    for _ in range(6):
-        bench.ask(50)
-    bench.ask(50, at_s=2.5)
-    bench.ask(50, at_s=2.5)
-    bench.ask(50, at_s=2.5)
-    bench.run()
-    assert bench.throttled() == 2 + 1
-    assert bench.world.executors[0].usage.functions_peak == 6
+def test_cold_starts_are_limited_to_a_burst_and_a_rate():
+    usage, results = results_of(LAMBDA, *[(50, 0.0, 60.0)] * 6, *[(50, 2.5, 60.0)] * 3)
+    refused = [result for result in results if isinstance(result, RequestFailed)]
+    assert [(result.kind, result.gb_s) for result in refused] == [(FailureKind.THROTTLED, 0)] * 3
+    assert usage.functions_peak == 6
 
 
-def test_what_waits_too_long_in_line_has_expired():
-    bench = Bench(FunctionsModel(1, overhead_s=61.0, spread=0.0))
-    bench.ask(3)
-    bench.ask(3)
-    bench.ask(3)
-    events = bench.run()
-    assert isinstance(events[0], RequestFailed), "longer than it may take"
-    assert events[-1].source_requests == 0
-
-
-def test_functions_that_time_out_are_billed():
-    bench = Bench(LAMBDA)
-    bench.ask(50, expires_in_s=0.8)
-    (event,) = bench.run()
-    assert event.kind is FailureKind.TIMED_OUT
-    assert event.gb_s > 1.6
+def test_requests_that_run_or_wait_too_long_fail():
+    _, results = results_of(FunctionsModel(1, overhead_s=61.0, spread=0.0), *[(3, 0.0, 60.0)] * 3)
+    assert isinstance(results[0], RequestFailed)
+    assert results[-1].source_requests == 0, "it expired in the queue"
+    _, (result,) = results_of(LAMBDA, (50, 0.0, 0.8))
+    assert result.kind is FailureKind.TIMED_OUT
+    assert result.gb_s > 1.6

@@ -1,4 +1,4 @@
-"""What tests of training share: one thread, since two that wait for each other spin, and a few digits."""
+"""A single thread for torch, because several spin while they wait, and a few digits."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from superdl.experiments.data import make_digits
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """One thread for torch, for the time of a test."""
+    """Limit torch to one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
