@@ -15,7 +15,7 @@ from superdl.super_wire.redaction import counted
 from superdl.super_wire.waits import UNKNOWN, WAITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from superdl.experiments.monitoring import PhaseUsage
     from superdl.experiments.records import EpochSummary, LoaderCounters, PassSummary, StepTime
     from superdl.experiments.reporting.run_files import Pass
+    from superdl.sampler.stats import WorkerUse
 
 # Waiting is negligible below the first share of a pass's time, and limits the pass from the second on.
 _NO_LIMIT, _LIMIT = 0.05, 0.2
@@ -160,6 +161,26 @@ class LearningPoint:
     accuracy: float
 
 
+@dataclass(frozen=True, slots=True)
+class HostUsage:
+    """CPU seconds that a remote host's worker used during training."""
+
+    host: str
+    slots: int
+    cpu_s: float
+
+
+def host_usages(before: Iterable[WorkerUse], after: Iterable[WorkerUse]) -> tuple[HostUsage, ...]:
+    """Return each remote worker's CPU use between two readings. A restarted worker counts from zero."""
+    cpu_before = {worker.name: worker.cpu_s for worker in before}
+    usages = []
+    for worker in after:
+        used_s = worker.cpu_s - cpu_before.get(worker.name, 0.0)
+        if worker.name != "local":  # part of the coordinator's CPU
+            usages.append(HostUsage(worker.name, worker.slots, used_s if used_s >= 0 else worker.cpu_s))
+    return tuple(usages)
+
+
 @dataclass(slots=True)
 class RunReport:
     """The content of a run's report, collected while it runs. docs/runs.md describes the fields."""
@@ -176,6 +197,7 @@ class RunReport:
     train_samples: int = 0
     val_samples: int | None = None
     epochs: tuple[EpochSummary, ...] = ()
+    hosts: tuple[HostUsage, ...] = ()
     learning: list[LearningPoint] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     executor: str | None = None

@@ -28,6 +28,7 @@ def run_tables(run: RunFiles) -> dict[str, Table | None]:
         "stalls": _stalls(run, causes),
         "causes": Table("What the causes mean", heads, meanings) if causes else None,
         "processors": _processors(run),
+        "hosts": _hosts(run),
         "bill": _bill(bill) if bill else None,
     }
 
@@ -131,6 +132,12 @@ def _processors(run: RunFiles) -> Table | None:
     heads = [head for head in (rows[0] if rows else ()) if any(row[head] is not None for row in rows)]
     table = Table("Processors in use, by phase", heads, [[row[head] for head in heads] for row in rows])
     return table if rows else None
+
+
+def _hosts(run: RunFiles) -> Table | None:
+    rows = [(host["host"], host["slots"], host["cpu_s"]) for host in run.facts.get("hosts") or ()]
+    heads = ("worker", "slots", "CPU (s)")
+    return Table("CPU of workers on other hosts, during training", heads, rows) if rows else None
 
 
 def _bill(bill: dict[str, Any]) -> Table:

@@ -18,10 +18,10 @@ from superdl.experiments.output import RowLog, now_text, write_json
 from superdl.experiments.records import Listener, added
 from superdl.experiments.reporting.run_files import REPORT_NAME
 from superdl.experiments.reporting.run_page import write_run_page
-from superdl.experiments.reporting.run_report import LearningPoint, RunReport, print_report
+from superdl.experiments.reporting.run_report import LearningPoint, RunReport, host_usages, print_report
 from superdl.experiments.training.checkpoints import BEST, FOLDER, Checkpoints, read_checkpoint
 from superdl.experiments.training.device import compute_type, strategy_name
-from superdl.super_wire.errors import ConfigError, SourceError
+from superdl.super_wire.errors import ConfigError, SourceError, SuperError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from superdl.coordinator.executors.price_table import PriceTable
     from superdl.experiments.loaders import Loader
     from superdl.experiments.monitoring import UtilizationMonitor
-    from superdl.experiments.records import EpochSummary, StepRecord
+    from superdl.experiments.records import CountedLoader, EpochSummary, StepRecord
     from superdl.experiments.run.listeners import StepTimes
     from superdl.experiments.spec import Spec
     from superdl.experiments.training import Trainer
     from superdl.experiments.training.ranks import Ranks
+    from superdl.sampler.stats import WorkerUse
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,9 @@ class RunState(Listener):
 
     monitor: UtilizationMonitor | None = None
     step_times: StepTimes | None = None
+    # Returns the connected workers of the run's coordinator.
+    workers_now: Callable[[], Sequence[WorkerUse]] = staticmethod(lambda: ())
+    _workers_at_start: Sequence[WorkerUse] | None = None
 
     def __init__(
         self, spec: Spec, directory: Path, device: torch.device, prices: PriceTable, ranks: Ranks
@@ -79,8 +83,10 @@ class RunState(Listener):
         print_line(line)
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # a listener's signature
-        """Store the pass's number of steps."""
+        """Store the pass's number of steps, and the CPU that workers used before training."""
         self._batches = batches
+        if self._workers_at_start is None:
+            self._workers_at_start = self.workers_now()
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
         """Write all fields of each step, and add training steps to the report."""
@@ -95,6 +101,7 @@ class RunState(Listener):
     def on_epoch_end(self, summary: EpochSummary) -> None:
         """Add the epoch to the report."""
         self.report.epochs = (*self.report.epochs, summary)
+        self.report.hosts = host_usages(self._workers_at_start or (), self.workers_now())
         # Written after each epoch, for runs that are killed later.
         self._write()
 
@@ -189,6 +196,15 @@ def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, An
         "steps of an epoch": spec.training.steps_per_epoch or int(ranks.smallest([len(train)])[0]),
         "images of a step (loader.batch_size times ranks)": spec.loader.batch_size * ranks.process.replicas,
     }
+
+
+def workers_of(loader: CountedLoader) -> Sequence[WorkerUse]:
+    """Return the workers of a loader's coordinator, or none if it does not respond."""
+    try:
+        workers: Sequence[WorkerUse] = getattr(loader.job_stats(), "workers", ())
+    except SuperError:
+        return ()
+    return workers
 
 
 def checkpoints_of(state: RunState, train: Loader, facts: dict[str, Any]) -> Checkpoints | None:

@@ -21,7 +21,7 @@ from superdl.experiments.models import build_model, load_weights
 from superdl.experiments.monitoring import UtilizationMonitor, gpu_meter
 from superdl.experiments.output import new_directory
 from superdl.experiments.run.listeners import Progress, StepTimes
-from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, resume
+from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, resume, workers_of
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
@@ -91,6 +91,7 @@ def _train(state: RunState, console: Console) -> None:
         state.monitor = UtilizationMonitor(gpu)
         stack.callback(state.monitor.close)  # after everything else
         train, val = _loaders(state, stack, print_line)
+        state.workers_now = partial(workers_of, train)
         facts = facts_of(state, train, val)
         checkpoints = checkpoints_of(state, train, facts)
         listeners: list[Listener] = [state.monitor, state]
