@@ -17,7 +17,7 @@ from superdl.super_wire.cache import CacheAddress, CacheConnection, Credentials
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.protocol import PROTOCOL_VERSION
-from superdl.super_wire.stream_entries import ReadReport
+from superdl.super_wire.read_reports import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

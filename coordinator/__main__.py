@@ -13,10 +13,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from superdl.coordinator.server.repeated_lines import LINE_FORMATS, RepeatedLines
+from superdl.coordinator.server.log_handler import LINE_FORMATS, RepeatedLines
 from superdl.coordinator.server.settings import add_arguments, load_settings
+from superdl.super_wire.display import keep_secrets_out_of_logs, shown_lines
 from superdl.super_wire.errors import ConfigError, SuperError
-from superdl.super_wire.redaction import keep_secrets_out_of_logs, shown_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

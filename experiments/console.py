@@ -8,7 +8,7 @@ from rich import console
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from superdl.super_wire.redaction import shown_lines
+from superdl.super_wire.display import shown_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -19,12 +19,12 @@ from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.telemetry import log_invocation
 from superdl.lambda_prefetch.transfers import restore, save
 from superdl.lambda_prefetch.transforms import Program
+from superdl.super_wire.display import clean_text, keep_secrets_out_of_logs
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.ids import FieldColumns, sample_ids, split_ids
 from superdl.super_wire.objects import ObjectError, open_bucket
 from superdl.super_wire.protocol import installed_version
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.redaction import clean_text, keep_secrets_out_of_logs
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult, RequestKind, is_row
 from superdl.super_wire.store import PackMeta, collection_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from superdl.super_wire.display import clean_text
 from superdl.super_wire.record import CHANGED_SINCE
-from superdl.super_wire.redaction import clean_text
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Self
 
+from superdl.super_wire.display import clean_text
 from superdl.super_wire.errors import StoreBusyError, StoreError, StoreRefusedError
 from superdl.super_wire.record import HEADER_BYTES
 from superdl.super_wire.record_kinds import Pointer, pack_pointer
-from superdl.super_wire.redaction import clean_text
 from superdl.super_wire.request import Outcome, RequestKind
 from superdl.super_wire.store import is_bucket, open_store
 

@@ -13,9 +13,9 @@ from superdl.sampler.rpc.client import FIRST_CONTACT, Client
 from superdl.sampler.rpc.connection import checked_address
 from superdl.super_wire.batch_ref import DatasetBinding
 from superdl.super_wire.credentials import CoordinatorCredentials
+from superdl.super_wire.display import shown_lines
 from superdl.super_wire.errors import SourceError, UnknownJobError
 from superdl.super_wire.labels import SampleList, joined, unpack_labels
-from superdl.super_wire.redaction import shown_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

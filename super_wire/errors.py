@@ -6,7 +6,7 @@ the main process.
 
 from __future__ import annotations
 
-from superdl.super_wire.redaction import shown_lines
+from superdl.super_wire.display import shown_lines
 
 
 class SuperError(Exception):

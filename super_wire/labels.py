@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
+from superdl.super_wire.display import clean_text
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

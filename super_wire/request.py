@@ -8,6 +8,7 @@ import reprlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from superdl.super_wire.display import clean_text
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import (
     ID_BYTES,
@@ -19,7 +20,6 @@ from superdl.super_wire.ids import (
     shown_name,
 )
 from superdl.super_wire.message_fields import mapping_of, message_in
-from superdl.super_wire.redaction import clean_text
 
 # Requests are JSON, in columns, because AWS Lambda's Invoke API transfers JSON.
 REQUEST_VERSION = 6

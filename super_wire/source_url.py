@@ -6,8 +6,8 @@ import os
 import re
 from urllib.parse import quote, unquote
 
+from superdl.super_wire.display import without_credentials
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import without_credentials
 
 # Do not check that paths exist: they may exist only on the coordinator's machine.
 _FORMS = "s3://bucket/prefix (gs://, az://, hf://datasets/, https://), file:///directory or a plain path"

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print(scenario: Scenario, prices: PriceTable, rows: Sequence[Bill], *, everything: bool) -> None:
     from superdl.experiments.console import Console, print_rows, say
     from superdl.experiments.reporting.page import ABSENT
-    from superdl.super_wire.redaction import counted
+    from superdl.super_wire.display import counted
 
     console = Console(highlight=False)
     machine = prices.machine(scenario.machine)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from superdl.options import above_zero
-from superdl.super_wire.redaction import shown_lines
+from superdl.super_wire.display import shown_lines
 
 if TYPE_CHECKING:
     import argparse

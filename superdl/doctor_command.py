@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the checks in order and print the findings; return 1 if a check failed."""
     from superdl.doctor import ALL_SAMPLES, CHECKS, CheckStatus, run_checks
-    from superdl.super_wire.redaction import shown_lines
+    from superdl.super_wire.display import shown_lines
 
     case = _case_of(arguments)
     checks = (*CHECKS, ALL_SAMPLES) if arguments.all else CHECKS
@@ -73,8 +73,8 @@ def _case_of(arguments: argparse.Namespace) -> Case:
     from superdl.coordinator.catalog.source import parse_source
     from superdl.coordinator.server.settings import Settings, load_settings
     from superdl.doctor import Case
+    from superdl.super_wire.display import keep_secrets_out_of_logs
     from superdl.super_wire.recipe import Recipe
-    from superdl.super_wire.redaction import keep_secrets_out_of_logs
     from superdl.super_wire.source_url import split_url
 
     keep_secrets_out_of_logs()

@@ -123,8 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = f"did you mean {similar[0]}?" if similar else "superdl --help lists all commands"
         parser.error(f"there is no command {words[0]!r}; {hint}")
     arguments = parser.parse_args(words)
+    from superdl.super_wire.display import shown_lines  # not for --help
     from superdl.super_wire.errors import ConfigError, SuperError, UsageError
-    from superdl.super_wire.redaction import shown_lines  # not for --help
 
     try:
         code = _functions(arguments.command)[1](arguments)

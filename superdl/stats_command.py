@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from superdl.options import add_coordinator, coordinator_of
+from superdl.super_wire.display import counted, shown, sized
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import ID_BYTES
-from superdl.super_wire.redaction import counted, shown, sized
 
 if TYPE_CHECKING:
     import argparse

@@ -17,9 +17,9 @@ from rich.progress import Progress, TextColumn
 from superdl.options import above_zero, add_recipe_options, recipe_of
 from superdl.sampler.rpc import FIRST_CONTACT, RUNNING, Client, checked_address
 from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.display import shown, sized
 from superdl.super_wire.errors import CacheError, ConfigError, CoordinatorError, UnknownJobError
 from superdl.super_wire.record import HEADER_BYTES
-from superdl.super_wire.redaction import shown, sized
 from superdl.super_wire.user_text import parse_bytes
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from superdl.experiments.comparing.comparison import read_comparison
 from superdl.experiments.comparing.figures import FIGURES, Spread
 from superdl.experiments.comparing.show import spread_cell
 from superdl.experiments.reporting.page import number
-from superdl.super_wire.redaction import counted
+from superdl.super_wire.display import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

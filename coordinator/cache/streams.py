@@ -13,7 +13,7 @@ from superdl.coordinator.core import BatchRead
 from superdl.super_wire.cache import ProtocolDoubtError
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import REPORT_PREFIX, report_stream
-from superdl.super_wire.stream_entries import ReadReport
+from superdl.super_wire.read_reports import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

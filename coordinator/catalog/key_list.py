@@ -16,8 +16,8 @@ from superdl.coordinator.catalog.key_list_formats import FORMATS
 from superdl.coordinator.catalog.key_list_labels import LabelColumn
 from superdl.coordinator.catalog.listing import Noted
 from superdl.coordinator.catalog.listing_bucket import download
+from superdl.super_wire.display import without_credentials
 from superdl.super_wire.errors import SourceEmptyError, SourceError, SourceForbiddenError, SourceNotFoundError
-from superdl.super_wire.redaction import without_credentials
 from superdl.super_wire.run_directory import temporary_directory
 from superdl.super_wire.source_url import split_url
 

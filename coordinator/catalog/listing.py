@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from superdl.coordinator.catalog.source import Allowed
-from superdl.super_wire.redaction import shown
+from superdl.super_wire.display import shown
 from superdl.super_wire.source_url import is_hidden
 
 if TYPE_CHECKING:

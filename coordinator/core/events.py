@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.queues import BatchPlace, CursorSpan
     from superdl.coordinator.core.samples import Bools, Ints, SetKey
     from superdl.coordinator.core.settings import DatasetFacts, Team
-    from superdl.super_wire.stream_entries import ReadReport
+    from superdl.super_wire.read_reports import ReadReport
 
 __all__ = [
     "CACHED",

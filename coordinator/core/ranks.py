@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.core.events import BatchesRequested, BatchRead, JobOpened
     from superdl.coordinator.core.samples import Ints, SampleSet
     from superdl.coordinator.core.state import State
-    from superdl.super_wire.stream_entries import ReadReport
+    from superdl.super_wire.read_reports import ReadReport
 
 _UNREPORTED_BATCHES = 256  # sent but not read; earlier ones count as read even without a report
 _DOUBTFUL = np.zeros(len(SampleState), dtype=np.bool_)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from superdl.coordinator.core import FailureKind, Prices
+from superdl.super_wire.display import shown
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
-from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class ExecutorContext:
     scratch: Path | None = None
     # A worker process that is already loading its modules, for a local executor.
     worker: WorkerProcess | None = None
-    # The workers that call in (called_in.Workers).
+    # The workers that call in (connected_workers.Workers).
     workers: Any = None
     # Directory of the coordinator's unix socket; empty if it listens on a port.
     sockets: str = ""

@@ -23,8 +23,8 @@ from superdl.coordinator.core import ExecutorsIneligible, FailureKind
 from superdl.coordinator.executors.base import ExecutorError, check_present
 from superdl.coordinator.executors.messages import request_for
 from superdl.super_wire.cancelling import CallingThreads, cancel_and_wait
+from superdl.super_wire.display import counted
 from superdl.super_wire.errors import CacheError, ConfigError, SourceError, SourceForbiddenError, SuperError
-from superdl.super_wire.redaction import counted
 from superdl.super_wire.request import Outcome
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from botocore.config import Config
 
 from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors.base import MAX_KIND, MAX_WORDS, ExecutorError
+from superdl.super_wire.display import clean_text, text_without_credentials
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import clean_text, text_without_credentials
 
 _CONNECT_TIMEOUT_S = 5
 _NAME = re.compile(

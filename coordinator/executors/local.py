@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import grpc
 
 from superdl.coordinator.executors.base import ExecutorError, setting
-from superdl.coordinator.executors.called_in import Workers
+from superdl.coordinator.executors.connected_workers import Workers
 from superdl.coordinator.executors.workers import WorkersExecutor, WorkServicer
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import ConfigError

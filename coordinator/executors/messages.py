@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.coordinator.core import FailureKind
 from superdl.coordinator.executors.base import ExecutorError, one_line
+from superdl.super_wire.display import counted
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import counted
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult, RequestKind
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from superdl.coordinator.executors.base import ExecutorContext
-    from superdl.coordinator.executors.called_in import ConnectedWorker, Workers
+    from superdl.coordinator.executors.connected_workers import ConnectedWorker, Workers
     from superdl.super_wire.request import PrefetchRequest, PrefetchResult
 
 _log = logging.getLogger(__name__)

@@ -34,10 +34,11 @@ from superdl.coordinator.core import (
 )
 from superdl.coordinator.executors.base import ExecutorError, check_present
 from superdl.coordinator.executors.messages import request_for
-from superdl.coordinator.server.repeated_lines import warn_of_samples
+from superdl.coordinator.server.log_handler import warn_of_samples
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.coordinator.store.opening import StoreChoice
 from superdl.super_wire.cancelling import HeldTasks
+from superdl.super_wire.display import counted
 from superdl.super_wire.errors import (
     CacheError,
     CacheUnreachableError,
@@ -47,7 +48,6 @@ from superdl.super_wire.errors import (
 )
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.record import UNAVAILABLE, Tombstone, unpack
-from superdl.super_wire.redaction import counted
 from superdl.super_wire.request import Outcome, RequestKind
 
 if TYPE_CHECKING:

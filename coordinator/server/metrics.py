@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeAlias
 import numpy as np
 
 from superdl.coordinator.core import Cause, FailureKind, Spending
-from superdl.coordinator.server.repeated_lines import PARTS, warned_of
+from superdl.coordinator.server.log_handler import PARTS, warned_of
 from superdl.coordinator.server.statistics import cache_stats, executor_stats, team_stats
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.job_counters import WAITS
 from superdl.super_wire.protocol import installed_version
-from superdl.super_wire.waits import WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import BatchPlace, Core, Job
     from superdl.coordinator.executors.messages import RecordPlaces
-    from superdl.coordinator.store.places import Places
+    from superdl.coordinator.store.locations import Places
 
 _PAGE_BYTES = MAX_REPLY_BYTES - 4096
 _BATCH_BYTES = 96

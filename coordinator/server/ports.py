@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from superdl.coordinator.executors.called_in import Workers
+from superdl.coordinator.executors.connected_workers import Workers
 from superdl.coordinator.executors.workers import WorkersExecutor, WorkServicer
-from superdl.coordinator.server.listening import Health, listen, listen_for_health
+from superdl.coordinator.server.grpc_server import Health, listen, listen_for_health
 from superdl.coordinator.server.trust import ServerTls
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.http_port import OPEN_METRICS, Page, listen_for_gets

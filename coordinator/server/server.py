@@ -23,7 +23,8 @@ from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.workers import WorkersExecutor
 from superdl.coordinator.server.engine import Engine
-from superdl.coordinator.server.listening import raise_limit_of_open_files
+from superdl.coordinator.server.grpc_server import raise_limit_of_open_files
+from superdl.coordinator.server.history import HISTORY_PAUSE_S, JobHistory, Watch
 from superdl.coordinator.server.metrics import EMF_PAUSE_S, EmfLines, Metrics
 from superdl.coordinator.server.ports import Ports
 from superdl.coordinator.server.service import CoordinatorService
@@ -36,7 +37,6 @@ from superdl.coordinator.server.upkeep import (
     agree_on_fingerprint,
     warm_and_take_over,
 )
-from superdl.coordinator.server.watching import HISTORY_PAUSE_S, JobHistory, Watch
 from superdl.coordinator.store.keeper import StoreKeeper
 from superdl.super_wire.cancelling import cancel_and_wait
 from superdl.super_wire.errors import CacheError, ConfigError
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.coordinator.catalog.dataset import Dataset
     from superdl.coordinator.core import DatasetFacts
-    from superdl.coordinator.executors.called_in import Workers
+    from superdl.coordinator.executors.connected_workers import Workers
     from superdl.coordinator.server.settings import Settings
     from superdl.super_wire.worker_process import WorkerProcess
 

@@ -15,6 +15,7 @@ from superdl.coordinator.core import (
     Plan,
     exceeding_text,
 )
+from superdl.coordinator.server.history import Watch
 from superdl.coordinator.server.paging import (
     Orders,
     PlannedBatches,
@@ -26,7 +27,6 @@ from superdl.coordinator.server.paging import (
 )
 from superdl.coordinator.server.statistics import batch_status, filling, stats
 from superdl.coordinator.server.tokens import has_tokens, team_of
-from superdl.coordinator.server.watching import Watch
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc
 from superdl.super_wire.errors import (

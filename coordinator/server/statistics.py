@@ -12,7 +12,7 @@ import numpy as np
 
 from superdl.coordinator.core import SampleState
 from superdl.coordinator.executors.base import executor_class
-from superdl.coordinator.server.repeated_lines import warned_of
+from superdl.coordinator.server.log_handler import warned_of
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.protocol import installed_version

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from superdl.coordinator.cache.info import CacheInfo
     from superdl.coordinator.cache.streams import ReportReader
     from superdl.coordinator.cache.sweeping import Ids
-    from superdl.coordinator.executors.called_in import Workers
+    from superdl.coordinator.executors.connected_workers import Workers
     from superdl.coordinator.executors.manager import ExecutorManager
     from superdl.coordinator.server.engine import Engine
 

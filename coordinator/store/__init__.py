@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from superdl.coordinator.store.index import AT_ONCE, read_indexes, read_segments, threads
 from superdl.coordinator.store.opening import AUTO, NONE, chosen_store
-from superdl.coordinator.store.room import StoredPack, to_prune
+from superdl.coordinator.store.space import StoredPack, to_prune
 
 __all__ = [
     "AT_ONCE",

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from superdl.super_wire.display import counted
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.record import RecordKind
-from superdl.super_wire.redaction import counted
 from superdl.super_wire.store import (
     ENTRY_DTYPE,
     PACKS,

@@ -14,9 +14,9 @@ import numpy as np
 
 from superdl.coordinator.core import PacksLost, RecordsStored
 from superdl.coordinator.store import index
+from superdl.coordinator.store.locations import Joined, Places, moved_warning
 from superdl.coordinator.store.opening import filesystem_of, is_gone, open_own
-from superdl.coordinator.store.places import Joined, Places, moved_warning
-from superdl.coordinator.store.room import Room
+from superdl.coordinator.store.space import Room
 from superdl.super_wire.cancelling import CallingThreads, HeldTasks, cancel_and_wait
 from superdl.super_wire.errors import StoreError, StoreFormatError, StoreGoneError, StoreRefusedError
 from superdl.super_wire.request import Outcome

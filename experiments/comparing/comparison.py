@@ -21,8 +21,8 @@ from superdl.experiments.comparing.figures import (
 from superdl.experiments.output import now_text, write_json
 from superdl.experiments.reporting.page import number
 from superdl.experiments.reporting.run_files import read_format, read_run
+from superdl.super_wire.display import counted
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

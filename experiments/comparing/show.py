@@ -19,7 +19,7 @@ from superdl.experiments.reporting.page import (
     render,
     seconds,
 )
-from superdl.super_wire.redaction import counted
+from superdl.super_wire.display import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

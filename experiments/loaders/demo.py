@@ -30,9 +30,9 @@ from superdl.experiments.monitoring import ProcessGroups
 from superdl.experiments.reporting.page import number, seconds
 from superdl.experiments.spec import RecipeSpec
 from superdl.super_dataset import Recipe, SuperDataset, SuperLoader
+from superdl.super_wire.display import counted
 from superdl.super_wire.errors import ConfigError, SourceEmptyError, SourceError, SuperError
 from superdl.super_wire.host import usable_cores
-from superdl.super_wire.redaction import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -11,8 +11,8 @@ from superdl.experiments.console import print_rows, say
 from superdl.experiments.reporting.page import cell_text, number, percent, seconds, share, usd
 from superdl.experiments.reporting.run_files import REPORT_FORMAT, RunFiles
 from superdl.experiments.reporting.tables import passes_table
-from superdl.super_wire.redaction import counted
-from superdl.super_wire.waits import UNKNOWN, WAITS
+from superdl.super_wire.display import counted
+from superdl.super_wire.job_counters import UNKNOWN, WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -25,8 +25,8 @@ from superdl.experiments.run.state import RunState, checkpoints_of, facts_of, re
 from superdl.experiments.training import Trainer
 from superdl.experiments.training.device import pick_device, seed_everything, strategy_name
 from superdl.experiments.training.ranks import StopRequest, join_ranks, process_rank
+from superdl.super_wire.display import counted, shown
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import counted, shown
 from superdl.super_wire.run_directory import temporary_directory
 
 if TYPE_CHECKING:

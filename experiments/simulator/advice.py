@@ -27,10 +27,10 @@ from superdl.experiments.simulator.spec import (
 )
 from superdl.experiments.training.ranks import process_rank
 from superdl.experiments.training.steps import trial_step
+from superdl.super_wire.display import counted
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.redaction import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,7 +18,7 @@ from superdl.coordinator.core import (
     SetKey,
 )
 from superdl.experiments.simulator.world_model import BatchModel
-from superdl.super_wire.stream_entries import ReadReport
+from superdl.super_wire.read_reports import ReadReport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

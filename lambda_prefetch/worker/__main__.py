@@ -11,9 +11,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from superdl.lambda_prefetch.worker.command import add_arguments, run, standby
+from superdl.super_wire.display import shown_lines
 from superdl.super_wire.errors import SuperError
 from superdl.super_wire.forked_process import set_process_name
-from superdl.super_wire.redaction import shown_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from superdl.lambda_prefetch.worker.slots import Slots, WorkerSettings
 from superdl.lambda_prefetch.worker.template import FUNCTION, Template
 from superdl.super_wire.credentials import CoordinatorCredentials
+from superdl.super_wire.display import keep_secrets_out_of_logs
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.host import usable_cores
 from superdl.super_wire.protocol import host_and_port, installed_version, socket_path
-from superdl.super_wire.redaction import keep_secrets_out_of_logs
 
 if TYPE_CHECKING:
     import argparse
@@ -108,8 +108,8 @@ async def _serve(settings: WorkerSettings, template: Template | None) -> int:
         # In a thread, because slots are starting.
         await asyncio.to_thread(_import_calling)
         from superdl.lambda_prefetch.settings import store_in
-        from superdl.lambda_prefetch.worker.calling import serve
-        from superdl.lambda_prefetch.worker.listening import check_listening, listen
+        from superdl.lambda_prefetch.worker.metrics import check_listening, listen
+        from superdl.lambda_prefetch.worker.stream import serve
 
         check_listening(settings)
         settings = replace(settings, store=store_in(os.environ))
@@ -159,7 +159,7 @@ def standby() -> tuple[list[str], Template]:
 
 def _import_calling() -> None:
     """Import gRPC and numpy. This takes as long as starting a slot."""
-    from superdl.lambda_prefetch.worker import calling  # noqa: F401
+    from superdl.lambda_prefetch.worker import stream  # noqa: F401
 
 
 class RayWorker:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.sampler.rpc.connection import CallCutError, CallFailedError, Connection, connection_to
 from superdl.sampler.rpc.distrust import diagnose_distrust
 from superdl.super_wire.credentials import CoordinatorCredentials
+from superdl.super_wire.display import shown, shown_lines
 from superdl.super_wire.errors import (
     CacheUnreachableError,
     CoordinatorError,
@@ -26,7 +27,6 @@ from superdl.super_wire.errors import (
     error_from_name,
 )
 from superdl.super_wire.protocol import PROTOCOL_VERSION, host_and_port
-from superdl.super_wire.redaction import shown, shown_lines
 from superdl.super_wire.user_text import seconds_from
 
 if TYPE_CHECKING:

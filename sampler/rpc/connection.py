@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.sampler.rpc.forking import GrpcThreads
 from superdl.super_wire.credentials import CoordinatorCredentials, is_loopback
+from superdl.super_wire.display import without_credentials
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, TOKEN_METADATA_KEY, host_and_port, socket_path
-from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

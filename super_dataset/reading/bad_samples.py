@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.super_dataset.memory.handover import file_path, open_file
-from superdl.super_wire.redaction import counted, shown
+from superdl.super_wire.display import counted, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

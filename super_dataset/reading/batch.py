@@ -11,6 +11,7 @@ import numpy as np
 
 from superdl.super_dataset.reading.buffer import ReplyKind
 from superdl.super_wire.cache.resp import is_passing, refusal, wants_credentials
+from superdl.super_wire.display import shown
 from superdl.super_wire.errors import (
     BadSampleError,
     CacheError,
@@ -21,6 +22,7 @@ from superdl.super_wire.errors import (
     SpendingCapError,
 )
 from superdl.super_wire.ids import ID_BYTES
+from superdl.super_wire.read_reports import ReadReport
 from superdl.super_wire.record import (
     CHANGED_SINCE,
     HEADER_BYTES,
@@ -34,8 +36,6 @@ from superdl.super_wire.record import (
     verify_payload,
 )
 from superdl.super_wire.record_kinds import Pointer, array_locations, read_pointer
-from superdl.super_wire.redaction import shown
-from superdl.super_wire.stream_entries import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -18,9 +18,9 @@ import numpy as np
 
 from superdl.super_dataset.reading.buffer import PAYLOAD_BYTES
 from superdl.super_wire.cache import MAX_BULK_BYTES
+from superdl.super_wire.display import counted
 from superdl.super_wire.errors import StoreError
 from superdl.super_wire.record import HEADER_BYTES, payload_hash
-from superdl.super_wire.redaction import counted
 from superdl.super_wire.store import DirectoryStore
 
 if TYPE_CHECKING:

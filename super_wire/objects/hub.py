@@ -11,10 +11,10 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from superdl.super_wire.display import clean_text, shown
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.objects.base import Bucket, Fault, Listed, ObjectError, Page, Span, check_version
 from superdl.super_wire.objects.web import checked_path, may_read, range_header, send, server_of
-from superdl.super_wire.redaction import clean_text, shown
 from superdl.super_wire.source_url import HUB_BUCKET
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, urlsplit
 
+from superdl.super_wire.display import without_credentials
 from superdl.super_wire.objects.base import Fault, ObjectError, fault_of
-from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
     import ssl

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
 from xml.parsers import expat
 
+from superdl.super_wire.display import clean_text
 from superdl.super_wire.objects.base import Fault, Listed, ObjectError, Page, fault_of
-from superdl.super_wire.redaction import clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

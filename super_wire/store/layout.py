@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from superdl.super_wire.display import without_credentials
 from superdl.super_wire.errors import (
     ConfigError,
     StoreBusyError,
@@ -18,7 +19,6 @@ from superdl.super_wire.errors import (
     StoreGoneError,
     StoreRefusedError,
 )
-from superdl.super_wire.redaction import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

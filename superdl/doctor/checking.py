@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from superdl.super_wire.display import text_without_credentials
 from superdl.super_wire.errors import CacheUnreachableError, CoordinatorUnreachableError, SuperError
-from superdl.super_wire.redaction import text_without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

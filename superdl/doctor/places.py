@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from superdl.doctor.checking import Finding, bad, doubtful, good, skipped
+from superdl.super_wire.display import counted, sized
 from superdl.super_wire.errors import (
     ConfigError,
     StoreError,
     StoreGoneError,
 )
-from superdl.super_wire.redaction import counted, sized
 from superdl.super_wire.store import is_bucket
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from superdl.doctor.checking import bad, doubtful, good, skipped
+from superdl.super_wire.display import shown, sized
 from superdl.super_wire.executors import EXECUTORS, RunsOn
-from superdl.super_wire.redaction import shown, sized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

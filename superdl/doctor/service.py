@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from superdl.coordinator.executors import ExecutorError, executor_class
 from superdl.doctor.checking import Finding, bad, combined, doubtful, good, skipped
+from superdl.super_wire.display import counted
 from superdl.super_wire.executors import EXECUTORS, RunsOn
 from superdl.super_wire.protocol import installed_version
-from superdl.super_wire.redaction import counted
 
 if TYPE_CHECKING:
     from superdl.coordinator.server.settings import Settings

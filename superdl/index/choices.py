@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from superdl.super_wire.display import shown
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.ids import MAIN_FIELD, MAX_FIELDS, checked_field
-from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

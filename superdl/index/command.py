@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from superdl.index import Choices, build_index, fields_in
 from superdl.index.key_list import MOST_CLASSES
+from superdl.super_wire.display import counted, keep_secrets_out_of_logs, shown
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import counted, keep_secrets_out_of_logs, shown
 
 if TYPE_CHECKING:
     import argparse

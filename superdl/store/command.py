@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.options import confirmed
 from superdl.store.contents import Removed, choose, contents_of, prune, store_address, verify
+from superdl.super_wire.display import counted, keep_secrets_out_of_logs, shown, sized
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import counted, keep_secrets_out_of_logs, shown, sized
 from superdl.super_wire.store import is_bucket, open_store
 
 if TYPE_CHECKING:

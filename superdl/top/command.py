@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.options import add_coordinator, coordinator_of
 from superdl.stats_command import cache_lines, mapping
+from superdl.super_wire.display import shown
 from superdl.super_wire.errors import ConfigError, SuperError
-from superdl.super_wire.redaction import shown
 
 if TYPE_CHECKING:
     import argparse

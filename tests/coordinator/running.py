@@ -24,7 +24,7 @@ from superdl.coordinator.executors.eligibility import Eligibility
 from superdl.coordinator.executors.manager import ExecutorManager
 from superdl.coordinator.executors.messages import read_result
 from superdl.coordinator.server.engine import Engine
-from superdl.coordinator.server.listening import Health, listen, listen_for_health
+from superdl.coordinator.server.grpc_server import Health, listen, listen_for_health
 from superdl.coordinator.server.service import CoordinatorService
 from superdl.coordinator.server.settings import Settings
 from superdl.super_wire import coordinator_pb2 as pb
@@ -34,10 +34,10 @@ from superdl.super_wire.errors import SuperError, error_from_name
 from superdl.super_wire.ids import split_ids
 from superdl.super_wire.keys import cache_key
 from superdl.super_wire.protocol import ERROR_METADATA_KEY, PROTOCOL_VERSION
+from superdl.super_wire.read_reports import ReadReport
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import Tombstone, pack, pack_tombstone
 from superdl.super_wire.request import Outcome, PrefetchResult
-from superdl.super_wire.stream_entries import ReadReport
 from tests.fixtures.ports import free_port
 from tests.simulation.invariants import problems
 

@@ -9,12 +9,12 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
+from superdl.super_wire.display import clean_text
 from superdl.super_wire.draws import pack_numbers
 from superdl.super_wire.keys import report_stream
 from superdl.super_wire.protocol import PROTOCOL_VERSION, installed_version
+from superdl.super_wire.read_reports import ReadReport
 from superdl.super_wire.recipe import Recipe
-from superdl.super_wire.redaction import clean_text
-from superdl.super_wire.stream_entries import ReadReport
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.hostile.fuzz_wire import INTERESTING, TEXTS, mutate

@@ -11,7 +11,7 @@ import struct
 import numpy as np
 import xxhash
 
-from superdl.coordinator.server.watching import read_history
+from superdl.coordinator.server.history import read_history
 from superdl.coordinator.store.index import IndexedPack, pack_segment, unpack_segment
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.cache.nodes import Node, parse_redirection, parse_slots
@@ -20,6 +20,7 @@ from superdl.super_wire.credentials import parse_tokens
 from superdl.super_wire.errors import ConfigError, RecordError, StoreFormatError
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.labels import label_dtype_of
+from superdl.super_wire.read_reports import ReadReport
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import (
     HEADER_BYTES,
@@ -32,7 +33,6 @@ from superdl.super_wire.record_kinds import Pointer, pack_arrays, pack_pointer, 
 from superdl.super_wire.request import PrefetchRequest, PrefetchResult, RequestKind
 from superdl.super_wire.store.layout import new_mark, read_mark
 from superdl.super_wire.store.pack import new_pack_name
-from superdl.super_wire.stream_entries import ReadReport
 from tests.super_wire.store.packing import index_of, pack_bytes, records
 
 INTERESTING = (

@@ -11,10 +11,10 @@ from superdl.super_wire import BatchRef, Recipe
 from superdl.super_wire.batch_ref import DatasetBinding, Places
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.keys import cache_key, report_stream
+from superdl.super_wire.read_reports import ReadReport
 from superdl.super_wire.record import HEADER_BYTES, MAGIC, Tombstone, pack_tombstone
 from superdl.super_wire.record_kinds import pack_sample as pack_record
 from superdl.super_wire.store import PackMeta
-from superdl.super_wire.stream_entries import ReadReport
 from tests.fixtures.ids import batch_id
 
 DATASET_ID = b"dataset-id-of-16"

@@ -1,4 +1,4 @@
-"""The HTTP port for metrics and health. Its TLS is tested in worker/test_showing.py."""
+"""The HTTP port for metrics and health. Its TLS is tested in worker/test_metrics.py."""
 
 import asyncio
 import contextlib

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from superdl.super_wire import draws as module
 from superdl.super_wire import errors
 from superdl.super_wire.batch_ref import BatchRef
+from superdl.super_wire.display import shown_lines
 from superdl.super_wire.draws import DRAWS_BYTES_MAX, Draws, pack_numbers, unpack_numbers
 from superdl.super_wire.errors import ConfigError, CoordinatorError, SuperError, error_from_name
-from superdl.super_wire.redaction import shown_lines
-from superdl.super_wire.stream_entries import ReadReport
+from superdl.super_wire.read_reports import ReadReport
 
 COUNT = st.integers(0, 2**63 - 1)
 OFFSETS = st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple)

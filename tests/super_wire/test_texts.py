@@ -4,13 +4,13 @@ import logging
 
 import pytest
 
-from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.redaction import (
+from superdl.super_wire.display import (
     keep_secrets_out_of_logs,
     shown,
     shown_lines,
     text_without_credentials,
 )
+from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.source_url import is_hidden, join_url, split_url
 from superdl.super_wire.user_text import parse_bytes
 

@@ -11,7 +11,7 @@ from superdl.coordinator.cache.cache import Cache
 from superdl.coordinator.cache.streams import ReportReader
 from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import report_stream
-from superdl.super_wire.stream_entries import ReadReport
+from superdl.super_wire.read_reports import ReadReport
 from tests.fixtures.valkey_cluster import valkey_cluster
 
 __all__ = ["valkey_cluster"]

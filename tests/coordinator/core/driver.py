@@ -20,8 +20,8 @@ from superdl.coordinator.core.events import (
     Warn,
     WriteTombstones,
 )
+from superdl.super_wire.read_reports import ReadReport
 from superdl.super_wire.request import Outcome
-from superdl.super_wire.stream_entries import ReadReport
 from tests.simulation.invariants import problems
 
 DATASET = b"data"

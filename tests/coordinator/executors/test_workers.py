@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from superdl.coordinator.core import FailureKind
-from superdl.coordinator.executors.called_in import Workers
+from superdl.coordinator.executors.connected_workers import Workers
 from superdl.coordinator.server.ports import Servicer
 from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire import coordinator_pb2_grpc as pb_grpc

@@ -7,7 +7,7 @@ from superdl.coordinator.catalog import Catalog, PackedStrings
 from superdl.coordinator.catalog.dataset import Dataset, Listing
 from superdl.coordinator.core import BatchPlace, Core, CoreSettings, DatasetFacts, JobOpened, Plan
 from superdl.coordinator.server.paging import PlannedBatches, locations_fit, page_of, samples_from
-from superdl.coordinator.store.places import Joined, Places
+from superdl.coordinator.store.locations import Joined, Places
 from superdl.super_wire.errors import PlanError
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.labels import RaggedLabels, unpack_labels

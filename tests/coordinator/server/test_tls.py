@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from superdl.coordinator.server import trust as trust_module
-from superdl.coordinator.server.listening import Health
+from superdl.coordinator.server.grpc_server import Health
 from superdl.coordinator.server.trust import ServerTls
 from superdl.super_wire.errors import ConfigError
 from tests.coordinator.running import serving

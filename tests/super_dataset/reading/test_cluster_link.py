@@ -10,7 +10,7 @@ from superdl.super_dataset.reading.reader import BatchReader, ReadSettings
 from superdl.super_wire.cache import key_slot
 from superdl.super_wire.errors import CacheUnreachableError
 from superdl.super_wire.keys import cache_key, report_stream
-from superdl.super_wire.stream_entries import ReadReport
+from superdl.super_wire.read_reports import ReadReport
 from tests.fixtures.valkey_cluster import MASTERS
 from tests.super_dataset.stored_batches import JOB, bound_to, id_at, images, record, ref_of
 

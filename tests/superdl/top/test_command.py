@@ -12,7 +12,7 @@ from superdl.sampler.rpc import Client
 from superdl.stats_command import mapping
 from superdl.super_dataset import Recipe, SuperDataset
 from superdl.super_wire import coordinator_pb2 as pb
-from superdl.super_wire.redaction import shown
+from superdl.super_wire.display import shown
 from superdl.super_wire.run_directory import RunDirectory
 from superdl.top.command import Poller, view_of
 from superdl.top.terminal import rendered

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from superdl.coordinator.core import ExecutorFacts, FailureKind, JobClosed, JobOpened, Plan, Prices, Team
-from superdl.coordinator.server.watching import JobHistory, Watch, read_history
+from superdl.coordinator.server.history import JobHistory, Watch, read_history
 from superdl.main import main as superdl
 from superdl.sampler import SuperSampler
 from superdl.super_dataset import Recipe, SuperDataset

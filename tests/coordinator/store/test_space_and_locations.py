@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.store.places import Joined, Places, join
-from superdl.coordinator.store.room import Room, StoredPack, room_bytes, to_prune
+from superdl.coordinator.store.locations import Joined, Places, join
+from superdl.coordinator.store.space import Room, StoredPack, room_bytes, to_prune
 from superdl.super_wire.ids import ID_BYTES
 from superdl.super_wire.store import DATA_KINDS, ENTRY_DTYPE
 

@@ -8,7 +8,7 @@ import ssl
 
 import pytest
 
-from superdl.lambda_prefetch.worker.listening import check_listening, metrics_text
+from superdl.lambda_prefetch.worker.metrics import check_listening, metrics_text
 from superdl.lambda_prefetch.worker.slots import Slots, WorkerSettings
 from superdl.super_wire.credentials import CoordinatorCredentials
 from superdl.super_wire.errors import ConfigError

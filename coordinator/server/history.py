@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from superdl.coordinator.core import Spending
-from superdl.coordinator.server.repeated_lines import log_counts
+from superdl.coordinator.server.log_handler import log_counts
 from superdl.coordinator.server.statistics import job_stats
 from superdl.super_wire import coordinator_pb2 as pb
+from superdl.super_wire.display import counted, some_of
 from superdl.super_wire.errors import CacheError
 from superdl.super_wire.keys import HISTORY_KEY
-from superdl.super_wire.redaction import counted, some_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superdl.coordinator.server import listening
-from superdl.coordinator.server.listening import listen
+from superdl.coordinator.server import grpc_server
+from superdl.coordinator.server.grpc_server import listen
 from superdl.coordinator.server.tokens import Tokens
 from superdl.coordinator.server.trust import ServerTls
 from superdl.super_wire import coordinator_pb2 as pb
@@ -29,7 +29,7 @@ from tests.hostile.fuzz_wire import mutate
 
 LIMITS = """
 import resource
-from superdl.coordinator.server.listening import *
+from superdl.coordinator.server.grpc_server import *
 resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 raise_limit_of_open_files()
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], connections_that_fit(20_000))
@@ -111,9 +111,9 @@ def test_a_coordinator_raises_its_limit_of_open_files():
 
 def test_silent_connections_are_limited_and_time_out(serving_loop, monkeypatch):
     most, strangers = 40, 400
-    assert listening._CONNECTIONS_MAX * 45 * 1024 < 2**28  # measured: 45 KB each
-    monkeypatch.setattr(listening, "_CONNECTIONS_MAX", most)
-    monkeypatch.setattr(listening, "_HANDSHAKE_TIMEOUT_MS", 1000)
+    assert grpc_server._CONNECTIONS_MAX * 45 * 1024 < 2**28  # measured: 45 KB each
+    monkeypatch.setattr(grpc_server, "_CONNECTIONS_MAX", most)
+    monkeypatch.setattr(grpc_server, "_HANDSHAKE_TIMEOUT_MS", 1000)
 
     def ended(sockets):
         """Count how many of all connections the server has closed so far."""
@@ -148,7 +148,7 @@ def test_silent_connections_are_limited_and_time_out(serving_loop, monkeypatch):
 
 
 def test_idle_connections_are_closed_without_an_error_for_their_clients(serving_loop, monkeypatch):
-    monkeypatch.setattr(listening, "_IDLE_MS", 200)
+    monkeypatch.setattr(grpc_server, "_IDLE_MS", 200)
 
     def use(port, probed):
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -204,8 +204,8 @@ CALLS = 8
 @pytest.fixture(autouse=True)
 def few_calls(monkeypatch):
     """Allow fewer concurrent calls than are started."""
-    monkeypatch.setattr(listening, "_CALLS_MAX", CALLS // 2)
-    monkeypatch.setattr(listening, "_HEALTH_CALLS_MAX", CALLS // 2)
+    monkeypatch.setattr(grpc_server, "_CALLS_MAX", CALLS // 2)
+    monkeypatch.setattr(grpc_server, "_HEALTH_CALLS_MAX", CALLS // 2)
 
 
 def answer(port):
@@ -238,7 +238,7 @@ def test_calls_of_strangers_end_without_their_messages(serving_loop, path, is_pr
 
 @pytest.mark.parametrize("tokens", [None, Tokens(TOKEN)])
 def test_a_call_ends_if_its_message_does_not_arrive(serving_loop, monkeypatch, tokens):
-    monkeypatch.setattr(listening, "_MESSAGE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(grpc_server, "_MESSAGE_TIMEOUT_S", 0.3)
 
     def use(port, _):
         with HalfCalls(port) as broken:

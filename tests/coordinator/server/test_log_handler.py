@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from superdl.coordinator.server.repeated_lines import LINE_FORMATS, RepeatedLines
+from superdl.coordinator.server.log_handler import LINE_FORMATS, RepeatedLines
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from superdl.super_wire.redaction import counted, shown_lines
+from superdl.super_wire.display import counted, shown_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
