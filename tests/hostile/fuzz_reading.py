@@ -142,7 +142,7 @@ class ScriptedConnection:
     def send_gathered(self, buffers, until_s):
         """Ignore a GET of the notes on the dataset's source."""
 
-    def answers(self, count, until_s):
+    def replies(self, count, until_s):
         """No note, another source's record, or noise."""
         rng = self._cache.rng
         notes = [None, tombstone("its source", digest128(rng.randbytes(4))), rng.randbytes(70)]
