@@ -173,7 +173,7 @@ def test_lists_whose_fields_cannot_be(scenes, shared_stack):
     assert "the member 'a' of 'masks/00.png' ends at 10000000" in told(
         RECIPE, **{"mask.key": "masks/00.png"}, **place
     )
-    assert "belong to image" in told(RECIPE, **{"image.key": "masks/00.png"})
+    assert "none of them named image" in told(RECIPE, **{"image.key": "masks/00.png"})
 
 
 def test_pairs_in_a_bucket_take_one_get_for_neighbours(scenes, object_store):

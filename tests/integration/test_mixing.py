@@ -131,7 +131,7 @@ def test_a_concatenation_has_each_sample_once_shuffled_over_the_whole(photos):
     assert len(both) == len(SuperMix(both)) == SIZE + 2
     with (
         SuperSampler(both, batch_size=8, shuffle=True) as sampler,
-        pytest.raises(UsageError, match="which reads whole"),
+        pytest.raises(UsageError, match="yields whole batches"),
     ):
         next(iter(DataLoader(sampler.dataset, sampler=sampler, batch_size=None)))
 
