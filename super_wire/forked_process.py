@@ -58,16 +58,19 @@ class ForkedProcess:
 
     def _reap(self, options: int) -> int | None:
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # if SIGCHLD is ignored, the exit code is lost
+                pid, status = self.pid, 0
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
 
 def _run(main: Callable[[], int], stdin: int) -> NoReturn:
     code = 1
-    gc.freeze()  # so that collections do not copy the memory that is shared
-    gc.enable()
     try:
+        gc.freeze()  # so that collections do not copy the memory that is shared
+        gc.enable()
         # Ctrl-C at the terminal is meant for the trainer.
         os.setpgid(0, 0)
         os.dup2(stdin, 0)
@@ -79,5 +82,7 @@ def _run(main: Callable[[], int], stdin: int) -> NoReturn:
     except BaseException:  # noqa: BLE001  # nothing may return to the parent's code
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+        finally:  # on a full disk, too: the parent's code would remove the run's cache and directory
+            os._exit(code)

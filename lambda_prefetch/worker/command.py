@@ -141,10 +141,11 @@ def standby() -> tuple[list[str], Template]:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the coordinator has not raised its own yet
-    from superdl.lambda_prefetch.handler import own_fingerprint
-
     # The slots inherit these.
-    own_fingerprint()
+    with contextlib.suppress(Exception):  # slots report the error
+        from superdl.lambda_prefetch.handler import own_fingerprint
+
+        own_fingerprint()
     installed_version()
     template = Template(forks=True)
     _import_calling()

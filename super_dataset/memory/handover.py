@@ -214,9 +214,13 @@ class WorkerMemory:
     def _reduce(self, tensor: torch.Tensor) -> Any:
         if not _is_plain(tensor):
             return reduce_tensor(tensor)  # type: ignore[no-untyped-call]  # torch's own, without annotations
-        layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         storage = tensor.untyped_storage()
-        if 0 < storage.nbytes() <= _VALUE_BYTES:
+        is_small = 0 < storage.nbytes() <= _VALUE_BYTES
+        if is_small and tensor.nbytes < storage.nbytes():  # or each of many views would contain all bytes
+            tensor = tensor.clone()
+            storage = tensor.untyped_storage()
+        layout = (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        if is_small:
             content = torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
             return _rebuild_small, (content, layout)
         location = self._locate(tensor) if self._pid == os.getpid() else None
@@ -242,7 +246,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _rebuild_small(content: bytes, layout: tuple[Any, ...]) -> torch.Tensor:
-    return _view(torch.frombuffer(bytearray(content), dtype=torch.uint8), layout)
+    memory = bytearray(content or b"\0")  # torch accepts no empty buffer
+    return _view(torch.frombuffer(memory, dtype=torch.uint8), layout)
 
 
 def _view(memory: torch.Tensor, layout: tuple[Any, ...]) -> torch.Tensor:

@@ -11,9 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from superdl.coordinator.executors.base import (
-    ExecutorContext,
-)
+from superdl.coordinator.executors.base import ExecutorContext, ExecutorError
 from superdl.coordinator.executors.local import LocalExecutor, LocalSettings, Scratch
 from superdl.super_wire.worker_process import WorkerProcess
 from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
@@ -162,3 +160,11 @@ def test_scratch_directories_of_killed_processes_are_removed(tmp_path):
     last = Scratch(parent)
     assert set(parent.iterdir()) == {Path(last.path)}
     last.remove()
+
+
+async def test_a_broken_decoder_is_named(tmp_path, monkeypatch):
+    (tmp_path / "PIL.py").write_text("raise ImportError('this Pillow has no JPEG')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    executor = LocalExecutor(LocalSettings(1), ExecutorContext(""))
+    with pytest.raises(ExecutorError, match="this Pillow has no JPEG"):
+        await executor.start()

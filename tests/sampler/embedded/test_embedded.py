@@ -3,6 +3,7 @@
 import os
 import re
 import select
+import shutil
 import socket
 import sys
 import threading
@@ -59,6 +60,14 @@ def test_ranks_share_a_coordinator_that_ends_with_the_last_one(embedded_run):
     ranks[2].kill()
     embedded_run.assert_all_gone()
     assert not list(embedded_run.directory.path.parent.iterdir()), "locks and logs go too"
+
+
+@pytest.mark.parametrize("removed", ["base", "directory"])
+def test_it_ends_even_if_the_temporary_directory_was_cleaned(embedded_run, removed):
+    embedded = embedded_run.hold()
+    shutil.rmtree(embedded_run.base if removed == "base" else embedded_run.directory.path)
+    embedded.release()
+    embedded_run.assert_all_gone()
 
 
 def test_a_dying_coordinator_is_replaced(embedded_run):

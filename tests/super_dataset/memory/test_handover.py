@@ -172,12 +172,14 @@ def test_a_batch_of_an_exited_worker_names_it():
 def test_small_tensors_are_sent_by_value():
     WorkerMemory().take(1)  # registers the pickler
     images = torch.rand(2, 3, 4, 5).to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-    for tensor in (torch.arange(5), images[1:], torch.empty(0)):
+    boxes = torch.split(torch.arange(1024), [4, 0] * 128 + [512])
+    for tensor in (torch.arange(5), images[1:], torch.empty(0), torch.arange(3).expand(2, 3), *boxes[:3]):
         copied = pickle.loads(bytes(ForkingPickler.dumps(tensor)))
         assert torch.equal(copied, tensor)
         assert (copied.dtype, copied.stride()) == (tensor.dtype, tensor.stride())
     assert not images.is_shared()
     assert len(bytes(ForkingPickler.dumps(torch.zeros(2**20)))) < 2**16
+    assert len(bytes(ForkingPickler.dumps(list(boxes)))) < 2**16, "a view of all is not sent as all of them"
 
 
 def looks_again(held, told, sent):
