@@ -69,7 +69,7 @@ async def test_an_executor_that_does_not_start_is_skipped_and_retried(caplog):
         manager.report_changes(events.append)
         manager.report_changes(events.append)  # reports nothing twice
         await until_there(manager)
-        manager.executors[1].scaling = ExecutorResized(7, burst=3)
+        manager.executors[1].scaling = ExecutorResized(7, backlog=0)
         manager.report_changes(events.append)
     assert reasons == ["asleep", "", "it failed to start because of a bug (OSError: no space)"]
     changes = [(event.executor, event.capacity) for event in events]
