@@ -252,10 +252,11 @@ def history(state: State, name: str, rank: int, epoch: int, position: int) -> li
     job = cursor.job
     place, key = job.absolute(epoch, position), job.samples_of(epoch)
     events = [(note.at_s, note.text) for note in cursor.notes if note.start <= place < note.stop]
-    indices = job.plan.batch(epoch, position, rank).indices
+    is_of_batch = np.zeros(state.datasets[key.dataset].size, dtype=np.bool_)
+    is_of_batch[job.plan.batch(epoch, position, rank).indices] = True
     for request in state.recent_requests:
         order = request.order
-        count = np.count_nonzero(np.isin(order.indices, indices)) if order.samples == key else 0
+        count = np.count_nonzero(is_of_batch[order.indices]) if order.samples == key else 0
         if not count:
             continue
         racing = f", racing request {order.hedge_of}" if order.hedge_of is not None else ""

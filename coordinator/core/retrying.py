@@ -79,8 +79,12 @@ def recheck(
 ) -> None:
     """Serve readers that are missing absent samples, and make ranks that passed them request them."""
     state.misses.reopen(key)
+    by_job: dict[str, Ints] = {}  # a job's ranks share its plan
     for cursor in cursors:
-        positions = cursor.job.watermark + cursor.job.next_use(key, absent)
+        job = cursor.job
+        if job.name not in by_job:
+            by_job[job.name] = job.watermark + job.next_use(key, absent)
+        positions = by_job[job.name]
         passed = (positions >= cursor.watermark) & (positions < cursor.lookahead)
         if passed.any():
             start, stop = int(positions[passed].min()), int(positions[passed].max()) + 1

@@ -102,8 +102,8 @@ class TrustSettings:
             raise ConfigError("tls_client_ca is set, but tls_cert is not: set both or neither")
         if self.tls_cert and socket_path(self.listen) is not None:
             raise ConfigError(
-                f"listen={self.listen}: a unix socket needs no TLS, so it does not use TLS. Remove tls_cert, "
-                "tls_key and tls_client_ca, or listen on host:port"
+                f"listen={self.listen}: a unix socket stays on this machine, so it does not use TLS. "
+                "Remove tls_cert, tls_key and tls_client_ca, or listen on host:port"
             )
 
 
