@@ -45,10 +45,10 @@ _METHOD = (
         "together up to --rate."
     ),
     (
-        "listing: a bucket on a local server, or a key list. CPU is that of the coordinator and its listing "
-        "process. 'check': 99% of health checks took less. 'peak' and 'after' are anonymous memory in excess "
-        "of the idle coordinator's. 'restart': from the kill until a new coordinator has returned the first "
-        "page. Figures are medians over the rounds."
+        "listing: a bucket on a local server, or a key list. CPU is the time used by the coordinator and its "
+        "listing process. 'check': 99% of health checks took less. 'peak' and 'after' are anonymous memory "
+        "in excess of the idle coordinator's. 'restart': from the kill until a new coordinator has returned "
+        "the first page. Figures are medians over the rounds."
     ),
 )
 

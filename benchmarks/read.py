@@ -59,10 +59,10 @@ COLUMNS = (
 )
 
 _METHOD = (
-    "CPU is that of the trainer's main process and its workers. Batches are read and dropped. All "
+    "CPU is the time used by the trainer's main process and its workers. Batches are read and dropped. All "
     "loaders deliver the same pixels with the same labels, which is checked by a checksum of one epoch. "
     "Each arm runs in its own process, and the arms of a round run one after another. Figures are medians "
-    "over the rounds. 'CPU of all' excludes the S3 server. GETs are those of functions."
+    "over the rounds. 'CPU of all' excludes the S3 server. GETs are counted in the functions."
 )
 _METHOD_OF = {
     FILES: (

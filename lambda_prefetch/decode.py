@@ -206,7 +206,7 @@ def _plain_jpeg(data: bytes | bytearray, limit_pixels: int) -> Image.Image | Non
     if not 0 < pixels <= min(limit_pixels, _PIXELS_PER_BYTE * len(data)) or _scan_markers(data) > _COMPONENTS:
         return None
     try:
-        # The decoder is that of the general path. Opening a file would add 50% for 64x64 pixels.
+        # The general path uses the same decoder. Opening a file would add 50% for 64x64 pixels.
         return Image.frombytes("RGB", size, data, "jpeg", "RGB", "")
     except (ValueError, OSError):
         return None

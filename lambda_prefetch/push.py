@@ -133,9 +133,7 @@ def _read_secret(name: str) -> tuple[str, str]:
         raise CacheError(f"Secrets Manager did not return the secret {name} ({error}): {remedy}") from error
     except (BotoCoreError, ValueError) as error:  # ValueError: the endpoint is not a URL
         remedy = _REMEDIES.get(type(error).__name__, _NO_ROUTE)
-        raise CacheError(
-            f"Secrets Manager did not answer for the secret {name} ({error}): {remedy}"
-        ) from error
+        raise CacheError(f"cannot read the secret {name} from Secrets Manager ({error}): {remedy}") from error
     try:
         content = json.loads(text)
     except ValueError:  # not chained: the error contains the text

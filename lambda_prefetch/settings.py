@@ -1,4 +1,4 @@
-"""Settings of the function's operator, read from the environment. A request cannot change them."""
+"""The function's operator settings, read from the environment. A request cannot change them."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _tokenizer(file: str, sha256: str) -> Tokenizer:
     digest = hashlib.sha256(data).hexdigest()
     # A different tokenizer would produce different samples with the same ids.
     if digest != sha256:
-        raise ValueError(f"the tokenizer {file} does not have the recipe's SHA-256, {sha256}")
+        raise ValueError(f"the tokenizer {file} does not match the recipe's SHA-256, {sha256}")
     tokenizer: Tokenizer = Tokenizer.from_str(data.decode())
     if getattr(tokenizer.model, "dropout", None):
         raise ValueError(f"the tokenizer {file} uses dropout, so it would return different tokens each time")

@@ -127,7 +127,7 @@ class _Reader:
             self._invocation.fail_all(indices, Outcome.NOT_STORED, error_text(error))
             return 0
         except Exception as error:  # noqa: BLE001  # reported; the coordinator decodes meanwhile
-            # Skip a store that does not answer for the rest of this invocation.
+            # Skip a store that does not respond for the rest of this invocation.
             self._store_error = self._invocation.store_trouble = error_text(error)
             self._invocation.fail_all(indices, Outcome.STORE_ERROR, self._store_error)
             return 0

@@ -110,7 +110,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         EmbeddedError: the embedded coordinator did not start.
         CoordinatorTrustError: the coordinator's certificate is not trusted, or it rejects this client's
             token.
-        CacheError: the cache did not answer or refused the connection.
+        CacheError: the cache did not respond or refused the connection.
     """
 
     def __init__(  # noqa: PLR0913 # an epoch has many parameters

@@ -51,7 +51,7 @@ class PageCalls:
 class SamplerStats(WorkCounters):
     """Counters of one job, and the state of the cache that it reads from.
 
-    ``epoch`` and ``position`` are those of the most advanced rank. ``lapsed_ranks`` of the job's ``ranks``
+    ``epoch`` and ``position`` come from the most advanced rank. ``lapsed_ranks`` of the job's ``ranks``
     have not called recently. ``team`` comes from the sampler's token. ``budget_bytes`` to ``free_bytes``
     describe the whole cache, and ``needed_bytes`` is the budget with which nothing would be dropped.
     ``cache_trouble`` is the reason the coordinator cannot reach the cache, or empty. ``store`` is the address

@@ -205,7 +205,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
     def bad_samples(self) -> tuple[BadSample, ...]:
         """Return the bad samples skipped or replaced so far, with key, reason, handling and count.
 
-        They are those of this process and its DataLoader workers, so of one rank.
+        Covers this process and its DataLoader workers, so one rank.
         """
         return () if self._bad_samples is None else self._bad_samples.listed()
 
@@ -227,7 +227,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         """Ping the cache with this process's credentials. Called by ``SuperSampler``.
 
         Raises:
-            CacheUnreachableError: the cache did not answer within 5 s.
+            CacheUnreachableError: the cache did not respond within 5 s.
             CacheError: the cache rejected the connection, perhaps because of the credentials.
         """
         self._reader.ping(cache, timeout_s=_PING_TIMEOUT_S)

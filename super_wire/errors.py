@@ -125,7 +125,7 @@ class StoreBusyError(StoreError):
 
 
 class StoreFormatError(StoreError):
-    """A store, pack or segment is broken, or has an incompatible version."""
+    """A store, pack or segment is corrupt, or has an incompatible version."""
 
 
 class EmbeddedError(SuperError):

@@ -24,7 +24,7 @@ def set_process_name(name: str) -> None:
 
 
 class ForkedProcess:
-    """A child that runs ``main`` and exits with the code that it returns. Its methods are those of ``Popen``.
+    """A child that runs ``main`` and exits with the code that it returns. It has the methods of ``Popen``.
 
     It leads a process group, and keeps only the standard streams open; the descriptor ``stdin`` becomes its
     input. Create it before this process starts a thread. Raises ``OSError`` if it cannot fork.
@@ -41,7 +41,7 @@ class ForkedProcess:
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int | None:
-        """Wait for the end of the process, and return its exit code."""
+        """Wait for the process to exit, and return its exit code."""
         return self._reap(0)
 
     def terminate(self) -> None:

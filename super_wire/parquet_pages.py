@@ -38,10 +38,10 @@ class PagesError(ValueError):
 
 
 def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
-    """Check the pages of a column chunk. Returns its number of values.
+    """Check the pages of a column chunk, and return its number of values.
 
     Raises ``PagesError`` if they unpack to more than ``unpacked_bytes``, a page's values do not fit into
-    ``limit_bytes``, or a header is broken.
+    ``limit_bytes``, or a header is corrupt.
     """
     at, pages, total_bytes, total_values = 0, 0, 0, 0
     while at < len(chunk):
@@ -52,7 +52,7 @@ def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
             values = max((_size(fields[count]) for fields, count, _ in nested), default=0)
             encodings = {fields[encoding] for fields, _, encoding in nested}
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise PagesError(f"the file has a broken page header: {error!r:.80}") from error
+            raise PagesError(f"the file has a corrupt page header: {error!r:.80}") from error
         if not encodings <= _ENCODINGS:
             raise PagesError(f"the file uses unsupported encodings (it has {encodings}): write plain values")
         at += packed_bytes

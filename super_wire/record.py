@@ -144,7 +144,7 @@ def pack_header(
 ) -> bytes:
     """Return the header of a record of ``kind``. Without ``shape``, the payload is plain bytes.
 
-    ``code`` is the payload's dtype code. ``times`` are those of fetching and decoding in microseconds.
+    ``code`` is the payload's dtype code. ``times`` are the fetch and decode times in microseconds.
     """
     size = memoryview(payload).nbytes
     sides = (size,) if shape is None else shape

@@ -88,7 +88,7 @@ def file_url(path: str, name: str) -> str:
 
 
 def parse_http_hosts(text: str, name: str) -> tuple[str, ...]:
-    """Parse a comma-separated list of web servers. Returns each as ``https://host``."""
+    """Parse a comma-separated list of web servers, and return each as ``https://host``."""
     servers = []
     for host in filter(None, map(str.strip, text.split(","))):
         server, path = split_url(host if "://" in host else f"https://{host}", name)

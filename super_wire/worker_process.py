@@ -67,7 +67,7 @@ class WorkerProcess:
             stdin.write(json.dumps(message).encode() + b"\n")
 
     async def ended(self) -> int:
-        """Wait for the process to end. Returns its exit code, negative for a signal."""
+        """Wait for the process to exit, and return its exit code, negative for a signal."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         descriptor = os.pidfd_open(self._process.pid)
         loop.add_reader(descriptor, ended.set)

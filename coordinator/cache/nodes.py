@@ -75,7 +75,7 @@ class CacheNodes:
         """Return the replies, or raise the first error among them.
 
         Raises:
-            CacheUnreachableError: a node does not answer. Commands may or may not have been executed.
+            CacheUnreachableError: a node does not respond. Commands may or may not have been executed.
             CacheError: a node refuses a command or the connection.
         """
         for reply in replies:

@@ -161,7 +161,7 @@ def names_of(parts: Parts) -> list[str]:
 class Part(NamedTuple):
     """The columns of a part: the samples' main objects, or a field."""
 
-    # Relative to the source. With members, keys and versions are those of distinct objects, in byte order.
+    # Relative to the source. With members, keys and versions belong to distinct objects, in byte order.
     # Without, a field's keys may repeat.
     keys: PackedStrings
     # None if the list has no such column.

@@ -172,7 +172,7 @@ class FailureKind(enum.Enum):
     """Reasons a whole request failed."""
 
     CRASHED = "the function's process ended"
-    TIMED_OUT = "the function did not answer in time"
+    TIMED_OUT = "the function did not respond in time"
     RAISED = "the function raised an error"
     THROTTLED = "the executor accepts no more requests for now"
     UNAVAILABLE = "the executor could not be reached"

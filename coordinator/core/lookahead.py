@@ -182,7 +182,7 @@ def _batch_bytes(state: State, job: Job) -> float:
 
 
 def headroom_bytes(limit: int) -> int:
-    """Return the part of a server's memory in bytes that is reserved for client buffers."""
+    """Return how many bytes of a server's memory are reserved for client buffers."""
     return int(max(limit * _HEADROOM_SHARE, min(_HEADROOM_BYTES, limit * _HEADROOM_SHARE_MAX)))
 
 

@@ -121,12 +121,12 @@ class Plan:
         lengths = draws.length_array
         if self.replicas > 1 or self.shuffle or self.drop_last or self.mix or self.only_epoch is None:
             raise PlanError(
-                "batches of given lengths must be those of one epoch and one rank, in their order"
+                "batch lengths require a plan of one epoch for one rank, without shuffle, drop_last or mix"
             )
         if lengths.min() < 0 or lengths.max() > self.batch_size or int(lengths.sum()) != self.length:
             raise PlanError(
-                f"batches of given lengths must have 0 to {self.batch_size} samples each and {self.length:,} "
-                f"in all, not {int(lengths.min())} to {int(lengths.max())} and {int(lengths.sum()):,}"
+                f"batch lengths must be 0 to {self.batch_size} and add up to {self.length:,}, but they are "
+                f"{int(lengths.min())} to {int(lengths.max())} and add up to {int(lengths.sum()):,}"
             )
         return np.cumsum(lengths)
 

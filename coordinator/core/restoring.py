@@ -85,7 +85,7 @@ def withdraw_pointers(state: State, dataset: bytes) -> None:
 def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whole: bool) -> Bools:
     """Return a mask of usable audited samples. Pointers are usable only if all readers can follow them.
 
-    A reader that could not follow a pointer causes a ``whole`` audit.
+    ``whole`` means that a reader reported corruption, for example a pointer that it could not follow.
     """
     present: Bools = event.record_bytes > 0
     if event.pointers is None:
@@ -239,7 +239,7 @@ def answered(state: State, request: Request, access: StoreAccess, event: Request
     forget(state, samples, request.order.indices[event.outcomes == _NOT_STORED])
     failed = np.flatnonzero(event.outcomes == _STORE_ERROR)
     if failed.size:
-        reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not answer")
+        reason = event.store_trouble or event.messages.get(int(failed[0]), "it did not respond")
         distrust(state, request, reason, now, refused=True)
     elif (event.outcomes == CACHED).any():
         access.reading.worked()

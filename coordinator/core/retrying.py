@@ -1,7 +1,7 @@
 """Decide when, where and how often to retry samples.
 
 Only failures that may be a sample's fault use up its attempts, unlike a throttled executor, a full
-cache, or a source that does not answer.
+cache, or a source that does not respond.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class LambdaExecutor(Executor):
             if not began_s:  # nothing was sent
                 words = f"none of the {self._limit} threads was free within {timeout_s} s"
                 raise ExecutorError(words, FailureKind.THROTTLED) from None
-            words = f"{self.target} did not answer within {timeout_s:.1f} s"
+            words = f"{self.target} did not respond within {timeout_s:.1f} s"
             ran_s = time.monotonic() - began_s
             raise ExecutorError(words, FailureKind.TIMED_OUT, ran_s=ran_s) from None
         except RuntimeError as error:  # no thread can be started

@@ -188,7 +188,7 @@ class Workers:
             async with asyncio.timeout(timeout_s + _MARGIN_S):
                 answer = await answered
         except TimeoutError:
-            words = f"the worker {worker.name} did not answer within {timeout_s + _MARGIN_S:g} s"
+            words = f"the worker {worker.name} did not respond within {timeout_s + _MARGIN_S:g} s"
             raise ExecutorError(words, FailureKind.TIMED_OUT) from None
         finally:
             if not answered.done() or answered.cancelled():  # the caller has given up

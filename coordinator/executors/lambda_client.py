@@ -98,7 +98,9 @@ _OF_CALLS = (
         "cannot reach {target} ({words}). Check lambda_region, lambda_endpoint_url and the network. A VPC "
         "without NAT needs an interface endpoint for Lambda",
     ),
-    _Failure("ReadTimeoutError", "{target} did not answer in time", FailureKind.TIMED_OUT, may_have_run=True),
+    _Failure(
+        "ReadTimeoutError", "{target} did not respond in time", FailureKind.TIMED_OUT, may_have_run=True
+    ),
     # Base classes of botocore's other errors: the request may have arrived.
     _Failure(
         "ConnectionError HTTPClientError",

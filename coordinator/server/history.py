@@ -138,7 +138,7 @@ class Watch:
             about = {**self._about(self._core.state.jobs[name]), "rank": rank}
             _log.info("job %s: %s", names[0], what, extra=about)
         elif names:
-            _log.info("%s of jobs: %s (%s)", counted(len(names), "rank"), what, some_of(names))
+            _log.info("%s: %s (%s)", counted(len(names), "rank"), what, some_of(names))
 
     def _look_at_executor(self, member: ExecutorState) -> None:
         now, concurrency = self._core.now_s, member.concurrency

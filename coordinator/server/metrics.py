@@ -95,7 +95,7 @@ super_cache_budget_bytes gauge = budget_bytes | Memory of the cache for records.
 super_cache_resident_bytes gauge = resident_bytes | Memory that records take.
 super_cache_free_bytes gauge = free_bytes | Memory that is free; below 0 under pressure.
 super_cache_needed_bytes gauge = needed_bytes | The budget with which nothing would be dropped.
-super_cache_trouble gauge = cache_trouble | 1 while the cache does not answer.
+super_cache_trouble gauge = cache_trouble | 1 while the cache does not respond.
 super_cache_fullest_node_ratio gauge | Share of its memory that the fullest node uses.
 super_cache_busiest_node_ratio gauge | Share of a core that the busiest node's main thread uses.
 super_cache_evicted_keys_total counter | Keys that nodes evicted by themselves.

@@ -67,7 +67,7 @@ class Servicer(WorkServicer):
 
 
 class Ports:
-    """The coordinator's ports, which close with the stack. ``run_ended`` is that of :class:`Servicer`."""
+    """The coordinator's ports, which close with the stack. ``run_ended`` is as in :class:`Servicer`."""
 
     def __init__(
         self,

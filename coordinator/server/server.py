@@ -252,7 +252,7 @@ async def _follow(
     tokens: Tokens | None,
     workers: Workers | None,
 ) -> None:
-    """Report changes of executors, teams and the store to the core."""
+    """Report changes in executors, teams and the store to the core."""
     known = engine.core.state.datasets
     opened = [dataset for content, dataset in engine.datasets.opened.items() if content in known]
     # Report eligibility first, because the core must know it before the executors accept requests.

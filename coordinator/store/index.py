@@ -67,7 +67,7 @@ class StoreChanges:
     sizes: dict[str, int]
     # New packs with records of this decoder and the right length.
     packs: list[IndexedPack]
-    # New packs of other decoders, and those with a broken index.
+    # New packs of other decoders, and those with a corrupt index.
     useless: frozenset[str]
     # Known packs that have disappeared.
     gone: frozenset[str]
@@ -79,7 +79,7 @@ def collection_in(dataset: Dataset | None) -> str:
 
 
 def look(store: Store, collection: str, fingerprint: str, known: Known) -> StoreChanges:
-    """Read and add a collection's packs and segments that are not ``known``. May raise ``StoreError``."""
+    """Read a collection's new packs and segments, and add them to ``known``. May raise ``StoreError``."""
     before = frozenset(known.packs)  # excludes packs that are added meanwhile
     sizes = store.packs()
     present = {name for name in sizes if name.startswith(collection)}

@@ -26,7 +26,7 @@ class StoredPack:
 
     name: str
     bytes: int
-    useless: bool  # whether it is broken or was written by another decoder
+    useless: bool  # whether it is corrupt or was written by another decoder
     used_s: float  # Unix time when its collection was last opened; 0 if unknown
     live: float = 1.0  # share of its records that are still in a catalog; 1 if unknown
     in_use: bool = False  # whether an open job, here or elsewhere, reads its collection

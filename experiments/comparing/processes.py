@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 @dataclass
 class RunProcess:
-    """A run, with its title, its spec's file, and the file that receives its output."""
+    """A run: its title, spec file and output file."""
 
     title: str
     spec_file: Path

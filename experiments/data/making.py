@@ -181,7 +181,7 @@ def _draw(
 
 
 def made_in(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of a directory's drawn set, or None if it has none."""
+    """Return the manifest of the generated images in a directory, or None if it has none."""
     manifest = manifest_of(directory)
     return manifest if manifest is not None and "made" in manifest else None
 

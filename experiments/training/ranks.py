@@ -91,7 +91,7 @@ class Ranks:
         self.sums([0.0])
 
     def text_of_first(self, make: Callable[[], str]) -> str:
-        """Return rank 0's result of ``make()`` on every rank."""
+        """Call ``make()`` on rank 0 only, and return its result on every rank."""
         return self.bytes_of_first(make().encode() if self.leads else None).decode()
 
     def bytes_of_first(self, content: bytes | None) -> bytes:

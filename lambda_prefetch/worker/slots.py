@@ -227,7 +227,7 @@ class _Slot:
                 kind, reply = await self._exchange(event, timeout_s)
             is_answered = True
         except TimeoutError:
-            message = f"the function did not answer within {timeout_s:g} s; process {self._pid} was killed"
+            message = f"the function did not respond within {timeout_s:g} s; process {self._pid} was killed"
             raise RequestFailedError("timed_out", message, time.monotonic() - began_s) from None
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
             reason = str(error) if isinstance(error, ValueError) else await self._exit_reason()

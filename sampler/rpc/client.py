@@ -100,7 +100,7 @@ class Client:
 
     Args:
         address: as returned by :func:`superdl.sampler.rpc.connection.checked_address`.
-        explain: called when the coordinator does not answer. If it returns an error, that is raised instead.
+        explain: called when the coordinator does not respond. If it returns an error, that is raised instead.
         alone: whether the coordinator ends with this process, which makes closing jobs unnecessary.
         credentials: defaults to those in the environment.
 
@@ -236,7 +236,7 @@ class Client:
 
         Raises:
             SourceError: the source cannot be listed, or its listing makes no progress.
-            CoordinatorError: the coordinator does not answer, or rejects the call.
+            CoordinatorError: the coordinator does not respond, or rejects the call.
         """
         from superdl.super_wire import coordinator_pb2 as pb
 

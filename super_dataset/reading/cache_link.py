@@ -64,7 +64,7 @@ class CacheLink:
     def connect(self, cache: str, timeout_s: float) -> NodeConnections:
         """Return the nodes of a cache, given the address of a single node or of any node of a cluster.
 
-        Raises ``CacheUnreachableError`` if the cache does not answer in time, ``CacheError`` if it rejects
+        Raises ``CacheUnreachableError`` if the cache does not respond in time, ``CacheError`` if it rejects
         the connection, and ``ConfigError`` if TLS files are invalid.
         """
         if self._cache != cache:
@@ -167,8 +167,8 @@ def _gather(
             return error
     count = sum(map(len, groups.values()))
     return CacheUnreachableError(
-        f"the cluster at {nodes.address} redirected this reader {MAX_ROUNDS} times for {count} samples, "
-        "since its slots are being moved"
+        f"the cluster at {nodes.address} is moving slots: it redirected this reader {MAX_ROUNDS} times for "
+        f"{count} samples"
     )
 
 

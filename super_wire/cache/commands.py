@@ -46,7 +46,7 @@ class _Destination(NamedTuple):
 
 
 def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Result]:
-    """Send commands. Returns the reply to each, or an error if there is none."""
+    """Send commands, and return the reply to each, or an error if there is none."""
     return _Exchange(nodes, commands, timeout_s).run()
 
 

@@ -50,7 +50,7 @@ class CacheConnection:
     ``timeout_s`` limits connecting, the handshake and, before :meth:`limit_wait`, each wait for bytes.
 
     Raises:
-        CacheUnreachableError: the cache does not answer in time.
+        CacheUnreachableError: the cache does not respond in time.
         CacheError: credentials, a certificate or the database are refused.
         ConfigError: TLS files cannot be used, or the node is beyond loopback and has no TLS.
     """
@@ -127,7 +127,7 @@ class CacheConnection:
             raise self._failure(error) from error
 
     def receive(self, buffers: Sequence[memoryview], *, once: bool = False) -> int:
-        """Receive at least one byte into ``buffers``, in order. Returns the number of bytes.
+        """Receive at least one byte into ``buffers``, in order, and return how many.
 
         If ``once``, waits for the socket only once. Encrypted data may yield no byte yet.
         """

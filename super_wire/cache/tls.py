@@ -42,7 +42,7 @@ class TlsStream:
         return self._outgoing.read()
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
-        """Receive into ``buffers``, waiting for the socket at most once. Returns the number of bytes.
+        """Receive into ``buffers``, waiting for the socket at most once. Return the number of bytes.
 
         The number is 0 if an encrypted record is still incomplete. Raises ``EOFError`` at the end.
         """

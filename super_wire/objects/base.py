@@ -171,7 +171,7 @@ class Bucket(ABC):
     def _fetch(
         self, key: str, version: str, span: Span | None, before: Callable[[int], None]
     ) -> bytes | bytearray:
-        """Read an object that :meth:`begin` has not requested. The arguments are those of :meth:`read`."""
+        """Read an object that :meth:`begin` has not requested. Takes the arguments of :meth:`read`."""
 
     @abstractmethod
     def head(self, key: str) -> tuple[str, int]:

@@ -102,7 +102,7 @@ class S3Connection:
         self._socket.sendall(request)
 
     def head(self, *, partial: bool = False) -> Head:
-        """Read the headers of a response with an object, or with a span of it if ``partial``."""
+        """Read the headers of the response for an object, or for a span of it if ``partial``."""
         received = self._socket.recv(_FIRST_RECEIVE_BYTES)
         if not received:
             raise ConnectionResetError("the server closed the connection")
@@ -287,7 +287,7 @@ class Route:
         return data
 
     def send(self, request: Request) -> Any:
-        """Send a request through urllib3. Returns its response, whose body is still unread."""
+        """Send a request through urllib3, and return its response, whose body is still unread."""
         prefix = self.endpoint.path_prefix
         path = prefix or "/" if request.key is None else object_path(prefix, request.key)
         lines = self.signer.lines(

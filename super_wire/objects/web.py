@@ -141,7 +141,7 @@ class Response(NamedTuple):
         return ObjectError(fault_of(self.status), reason + remedy)
 
     def content(self, span: Span | None, before: Callable[[int], None]) -> bytes:
-        """Return the body, which must be the requested span. ``before`` is that of ``Bucket.read``."""
+        """Return the body, which must be the requested span. ``before`` is as in ``Bucket.read``."""
         size = self.number("Content-Length")
         if "Transfer-Encoding" in self.headers:  # the length is invalid then
             raise ObjectError(Fault.FAILED, "the server sends both Transfer-Encoding and Content-Length")

@@ -80,7 +80,7 @@ class Store(abc.ABC):
         return self._contents(INDEX, name, MAX_SEGMENT_BYTES)
 
     def write_segment(self, data: bytes, collection: str = "") -> str:
-        """Write a segment under a new name, which begins with ``collection``. Returns the name."""
+        """Write a segment under a new name, which begins with ``collection``, and return the name."""
         name = f"{collection}{collection and '-'}{secrets.token_hex(12)}.segment"
         self._put(INDEX, name, data)
         return name
@@ -111,7 +111,7 @@ class Store(abc.ABC):
         return {collection.name: collection.written for collection in self._list(USED)}
 
     def sweep(self, now: float) -> int:
-        """Remove unfinished files that are over a day old. Returns their number."""
+        """Remove unfinished files that are over a day old, and return how many there were."""
         self._check_writing()
         folders = {folder: self._list(folder) for folder in (TEMPORARY, OPEN)}
         old = [

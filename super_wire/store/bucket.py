@@ -100,7 +100,7 @@ class BucketStore(Store):
         )
 
     def _create(self) -> bytes:
-        """Create a store under an empty prefix. Returns the content of its ``store.json``."""
+        """Create a store under an empty prefix, and return the content of its ``store.json``."""
         present = self._first_key("")
         if present and present != self._prefix + MARK:
             raise StoreFormatError(

@@ -89,7 +89,7 @@ class DirectoryStore(Store):
             file = os.fdopen(os.open(temporary, _NEW, 0o666, dir_fd=folder), "wb", buffering=65536)
 
         # Renaming makes only complete files visible. They are not synced to disk: a file that a power
-        # failure cut off is detected as broken, and rebuilt.
+        # failure cut off is detected as corrupt, and rebuilt.
         def publish() -> None:
             file.close()
             self._rename(temporary, PACKS, name)

@@ -123,7 +123,7 @@ class PackInProgress:
         return len(self._entries) // _ENTRY.size
 
     def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
-        """Write a record. Returns its offset.
+        """Write a record, and return its offset.
 
         Raises ``ValueError`` if packs cannot contain such a record, or the pack is full. A ``StoreError``
         abandons the pack.
@@ -154,7 +154,7 @@ class PackInProgress:
         return offset
 
     def commit(self) -> str:
-        """Make the pack visible. Returns its name.
+        """Make the pack visible, and return its name.
 
         After a ``StoreError`` it is invisible, unless only S3's response was lost.
         """
@@ -218,7 +218,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
     """Read the index of a pack of ``size`` bytes, with one read, or two for a large pack.
 
     ``read(offset, length)`` may return fewer bytes. Raises ``StoreFormatError`` if the pack is truncated,
-    has a different version or a broken index.
+    has a different version or a corrupt index.
     """
     if size < _HEAD.size + _FOOTER.size:
         raise StoreFormatError(f"a pack must be at least {_HEAD.size + _FOOTER.size} bytes long, not {size}")
@@ -244,7 +244,7 @@ def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
         tail, tail_at = _whole(read, entries_at, tail_at - entries_at) + tail, entries_at
     index = memoryview(tail)[entries_at - tail_at : size - tail_at - _FOOTER.size + _FOOTER_HASHED]
     if xxhash.xxh3_64_intdigest(index) != stated_hash or any(zeros):
-        raise StoreFormatError(f"the index is broken (its xxh3-64 is not {stated_hash:016x})")
+        raise StoreFormatError(f"the index is corrupt (its xxh3-64 is not {stated_hash:016x})")
     entries = np.frombuffer(index[: meta_at - entries_at], ENTRY_DTYPE)
     check_entries(entries, _HEAD.size, entries_at)
     try:
@@ -275,7 +275,7 @@ def _whole(read: Callable[[int, int], bytes], offset: int, length: int) -> bytes
 
 
 def check_record(record: Bytes, sample_id: bytes) -> Header:
-    """Check a packed record's id and hash. Returns its header. Raises ``RecordError`` if it is broken."""
+    """Check a packed record's id and hash, and return its header. Raises ``RecordError`` if it is corrupt."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     verify_payload(header, memoryview(record)[HEADER_BYTES:])
     if header.kind not in DATA_KINDS:

@@ -74,7 +74,7 @@ def preflight(
             try:
                 run_check(check)
             except (OutOfTimeError, ReadTimeoutError) as error:
-                raise CacheUnreachableError(f"the {name} did not answer in time: {error}") from error
+                raise CacheUnreachableError(f"the {name} did not respond in time: {error}") from error
         try:
             if sample:
                 run_check(check_sample)

@@ -35,7 +35,7 @@ _UNREACHED = (
 )
 _SILENCE = (
     "something may be dropping packets silently: a firewall, a security group, a route that leads nowhere, "
-    "or a name server that does not answer"
+    "or a name server that does not respond"
 )
 
 

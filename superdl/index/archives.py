@@ -178,12 +178,12 @@ def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
                 yield info
     except _BROKEN_TAR as error:
         raise shard.error(f"not a tar, or truncated: {error}") from error
-    # tarfile treats a broken header as an end.
+    # tarfile treats a corrupt header as an end.
     end, tail = tar.offset, shard.size - tar.offset
     if tail < _BLOCK:
         raise shard.error(f"truncated: no end-of-archive marker (zero block) at byte {end:,}")
     if tail > _PADDING_BYTES or shard.read(end, tail).strip(b"\0"):
-        why = "the tar is broken, or tars were appended to each other (combine or separate them)"
+        why = "the tar is corrupt, or tars were appended to each other (combine or separate them)"
         raise shard.error(f"neither a header nor only zeros follow {end:,}: {why}")
 
 
@@ -217,7 +217,7 @@ def _locate_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple
     offset = at + _LOCAL.size + name_bytes + extra_bytes
     header = magic, method, local_name, flags & _ENCRYPTED, offset + info.compress_size <= directory
     if header != (b"PK\3\4", info.compress_type, info.orig_filename, 0, True):
-        raise shard.error("local header differs from the zip's directory: the zip is broken", name)
+        raise shard.error("local header differs from the zip's directory: the zip is corrupt", name)
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-        raise shard.error("stored, but its two sizes differ: the zip is broken", name)
+        raise shard.error("stored, but its two sizes differ: the zip is corrupt", name)
     return offset, info.compress_size, _ENCODINGS[info.compress_type]

@@ -97,7 +97,7 @@ def build_index(
 
     Raises:
         ConfigError: an argument is invalid, or ``out`` exists.
-        SourceError: the source cannot be read or has no samples, a label is wrong, or a shard is broken.
+        SourceError: the source cannot be read or has no samples, a label is wrong, or a shard is corrupt.
     """
     begin_s = time.monotonic()
     folder, shard_names = _by_folder(sources)

@@ -147,7 +147,7 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
     for number, (begin, end) in enumerate(pairwise(table)):
         name = str(number)
         if begin < before:
-            raise shard.error("overlaps the data before it: the table of offsets is broken", name)
+            raise shard.error("overlaps the data before it: the offset table is corrupt", name)
         spans = _spans(shard, layout.columns, begin, end, name)
         value = _chunk_label(shard, layout.columns[label][0], *spans[label], name) if label else None
         yield Member(name, *spans[image], value)
@@ -180,7 +180,7 @@ def _spans(shard: Shard, columns: Columns, begin: int, end: int, name: str) -> d
         spans[column] = offset, next(lengths, 0) if size is None else size
         offset += spans[column][1]
     if offset != end:
-        why = f"its columns end at {offset:,}, but it ends at {end:,}: the table of offsets is broken"
+        why = f"its columns end at {offset:,}, but it ends at {end:,}: the offset table is corrupt"
         raise shard.error(why, name)
     shard.check(begin, end - begin, name)
     return spans
@@ -208,7 +208,7 @@ def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
         name = str(number)
         length, _ = _FRAME.unpack(shard.read(at, _FRAME.size, name))
         if length > _RECORD_BYTES:
-            why = f"not a TFRecord, or broken: a length of {length:,} bytes exceeds {_RECORD_BYTES:,}"
+            why = f"not a TFRecord, or corrupt: a length of {length:,} bytes exceeds {_RECORD_BYTES:,}"
             raise shard.error(why, name)
         begin = at + _FRAME.size
         shard.check(begin, length + _FOOT_BYTES, name)

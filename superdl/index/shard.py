@@ -27,7 +27,7 @@ _SHOWN = 200
 
 
 class ShardError(SourceError):
-    """A shard is broken or cannot be read in place. The message names the shard and the bad member."""
+    """A shard is corrupt or cannot be read in place. The message names the shard and the bad member."""
 
 
 class Member(NamedTuple):

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument(
             "store",
             nargs="?",
-            help="directory or s3://bucket/prefix (default: SUPER_STORE, else in your cache directory)",
+            help="directory or s3://bucket/prefix (default: SUPER_STORE, or one in your cache directory)",
         )
         if name == "verify":
             action.add_argument(

@@ -1,4 +1,4 @@
-"""A store's contents: list its collections and packs, find those in use or broken, and drop them."""
+"""A store's contents: list its collections and packs, find those in use or corrupt, and drop them."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def prune(store: Store, contents: Contents, packs: Iterable[str]) -> Removed:
 def _empty_segments(store: Store) -> Iterator[str]:
     remaining = store.packs()
     for name in store.segments():
-        for packs in read_segments(store, [name]):  # empty if it is gone, broken or another user's
+        for packs in read_segments(store, [name]):  # empty if it is gone, corrupt or another user's
             if not any(pack.name in remaining for pack in packs):
                 yield name
 

@@ -80,7 +80,7 @@ class Watched:
 FAULTS_OF_FUNCTIONS = {
     "raise": ("the function raised RuntimeError: as the script says", "server", "raised"),
     "die": ("killed by SIGKILL", "server", "crashed"),
-    "hang": ("the function did not answer in time", "server", "timed_out"),
+    "hang": ("the function did not respond in time", "server", "timed_out"),
     "answer for another": ("but answered 'another'", "server", "raised"),
     "spoil": ("corrupt when read back", "server", "answered"),
 }

@@ -65,7 +65,7 @@ def test_too_few_functions_delay_and_lose_nothing(start, script, images):
 
 REASONS = {
     "raise": "the function raised",
-    "hang": "the function did not answer in time",
+    "hang": "the function did not respond in time",
     "die": "the function's process ended",
 }
 

@@ -158,7 +158,7 @@ def test_a_replaced_or_missing_tokenizer_is_refused(tokenizer, tmp_path):
     path.write_bytes(tokenizer.read_bytes())
     recipe = Recipe.text(path)
     path.write_text("{}")
-    with pytest.raises(ConfigError, match=r"does not have the recipe's SHA-256"):
+    with pytest.raises(ConfigError, match=r"does not match the recipe's SHA-256"):
         run(recipe, b"one")
     path.unlink()
     with pytest.raises(ConfigError, match=r"FileNotFoundError"):

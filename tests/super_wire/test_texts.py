@@ -27,8 +27,8 @@ def test_loggers_of_requests_stay_above_debug(name, caplog):
 
 def test_credentials_in_urls_are_hidden():
     place = "s3://bucket/a@b.jpg, hf://datasets/o/n@v1/x, gs://b/a@b, az://c/a@b"
-    told = f"the function f (http://u:a/b@c@host:1) does not answer: 'https://:x@host'; {place}"
-    expected = f"the function f (http://***@host:1) does not answer: 'https://***@host'; {place}"
+    told = f"the function f (http://u:a/b@c@host:1) does not respond: 'https://:x@host'; {place}"
+    expected = f"the function f (http://***@host:1) does not respond: 'https://***@host'; {place}"
     assert text_without_credentials(told) == expected
     assert text_without_credentials("http://host:1/x and mail@host") == "http://host:1/x and mail@host"
 

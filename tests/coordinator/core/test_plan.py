@@ -335,8 +335,8 @@ def in_order(lengths=(3, 1), **changes):
         ({"size": 5, "mix": (4, 5)}, "has 5 samples of dataset 0 .* has 4"),
         (in_order(only_epoch=None), "one epoch"),
         (in_order(replicas=2), "one rank"),
-        (in_order(batch_size=1), "0 to 1 samples each"),
-        (in_order(lengths=(3, 2)), "4 in all, not 2 to 3 and 5"),
+        (in_order(batch_size=1), "batch lengths must be 0 to 1 and"),
+        (in_order(lengths=(3, 2)), "add up to 4, but they are 2 to 3 and add up to 5"),
     ],
 )
 def test_bad_plans_are_refused_by_name(arguments, message):

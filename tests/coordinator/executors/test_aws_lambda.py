@@ -161,11 +161,11 @@ async def test_a_silent_function_is_abandoned(lambda_service, tmp_path):
     async with using(
         executor_for(lambda_service, request_timeout_s=1.0 - aws_lambda._READ_MARGIN_S)
     ) as executor:
-        with failing(FailureKind.TIMED_OUT, match="did not answer within 0.2 s") as told:
+        with failing(FailureKind.TIMED_OUT, match="did not respond within 0.2 s") as told:
             await executor.invoke(ask("hang"), timeout_s=0.2)
         assert told.value.ran_s > 0
         # A shorter timeout of the connection applies first.
-        with failing(FailureKind.TIMED_OUT, match="did not answer in time") as told:
+        with failing(FailureKind.TIMED_OUT, match="did not respond in time") as told:
             await executor.invoke(ask("hang"), timeout_s=TIMEOUT_S)
         assert told.value.ran_s >= 1.0
 

@@ -64,7 +64,7 @@ def test_jobs_and_ranks_are_logged_once_and_many_ranks_in_one_line(log):
     driver.wait(30.0)
     watch.step()
     (lapsed,) = log()
-    assert lapsed.startswith("7 ranks of jobs")
+    assert lapsed.startswith("7 ranks: no sign of life")
     assert lapsed.endswith("(a, rank 0, a, rank 1, b0, rank 0 and 4 more)")
     driver.step(JobClosed("b0", 0))
     watch.look()

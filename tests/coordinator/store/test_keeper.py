@@ -276,7 +276,7 @@ async def test_a_store_that_returns_serves_the_jobs_that_started_without_it(kept
         case.path.rename(f"{case.path}-unmounted")
         case.path.write_bytes(b"no store")
         case.datasets.open(dataset)
-        keeper._store = None  # as if the store had not answered at startup
+        keeper._store = None  # as if the store had not responded at startup
         await keeper.opened(dataset)
         assert keeper.stored(dataset.content) == []
         case.path.unlink()
