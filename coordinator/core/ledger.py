@@ -72,12 +72,15 @@ class _Pool:
     costs: Costs = field(default_factory=Costs)
     read: Counter[str] = field(default_factory=Counter)
     produced: Counter[str] = field(default_factory=Counter)
+    # Their sums, because adding up thousands of jobs for each job would take seconds.
+    total_read: int = 0
+    total_produced: int = 0
 
     def share(self, job: str) -> float:
         # Split by samples read, or before any are read by samples produced. Shares change while jobs read,
         # but their sum is always 1.
-        for samples in (self.read, self.produced):
-            if total := samples.total():
+        for samples, total in ((self.read, self.total_read), (self.produced, self.total_produced)):
+            if total:
                 return samples[job] / total
         return float(job == NOBODY)
 
@@ -186,7 +189,9 @@ class Ledger:
         """Record samples that an executor produced for a job at a cost of ``usd``."""
         if not samples or not self._billed:
             return
-        _add_samples(self._pools.setdefault(dataset, _Pool()).produced, job, samples)
+        pool = self._pools.setdefault(dataset, _Pool())
+        _add_samples(pool.produced, job, samples)
+        pool.total_produced += samples
         sample_usd = usd / samples
         known_usd = self._sample_usd[executor]
         self._sample_usd[executor] += (sample_usd - known_usd) * (_SMOOTHING if known_usd else 1.0)
@@ -195,7 +200,9 @@ class Ledger:
         """Record samples that a job has read, and charge for their transfer."""
         if not samples or not self._billed:
             return
-        name = _add_samples(self._pools.setdefault(dataset, _Pool()).read, job, samples)
+        pool = self._pools.setdefault(dataset, _Pool())
+        name = _add_samples(pool.read, job, samples)
+        pool.total_read += samples
         usd = self._record_gb_usd * size_bytes / _GB
         if usd:
             self._own.setdefault(name, Costs()).transfer_usd += usd
