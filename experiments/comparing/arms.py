@@ -108,7 +108,7 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
 
 
 def _launch_of(where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
-    text = values.get(_LAUNCH, "")
+    text = values.get(_LAUNCH) or ""  # shlex would read standard input for None
     try:
         return tuple(shlex.split(text))
     except (ValueError, AttributeError, TypeError) as error:  # not text, or an open quote

@@ -48,7 +48,7 @@ def test_a_trial_overrides_its_arm_which_overrides_the_spec():
     assert not arms[0].shares, "they use the given coordinator"
 
 
-@pytest.mark.parametrize("launch", ["torchrun '", ["torchrun"], None])
+@pytest.mark.parametrize("launch", ["torchrun '", ["torchrun"], 1])
 def test_a_launch_that_is_no_command_is_refused(launch):
     with pytest.raises(ConfigError, match="launch must be a command"):
         arms_of(spec_of(compare={"arms": {"two": {"launch": launch}}}))
