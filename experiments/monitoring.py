@@ -132,10 +132,12 @@ def gpu_meter(device: torch.device) -> GpuMeter | None:
         ) from error
 
     def read() -> GpuReading:
-        busy_percent = None
+        busy_percent = memory_bytes = None
         with contextlib.suppress(Exception):  # not supported with MIG
             busy_percent = float(torch.cuda.utilization(device))
-        return GpuReading(busy_percent, torch.cuda.device_memory_used(device))
+        with contextlib.suppress(Exception):  # must not end the run
+            memory_bytes = int(torch.cuda.device_memory_used(device))
+        return GpuReading(busy_percent, memory_bytes)
 
     return read
 

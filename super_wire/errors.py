@@ -144,5 +144,8 @@ def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
 
 
 def error_from_name(name: str, message: str) -> SuperError:
-    """Return the error of the class ``name``, or a :class:`CoordinatorError` if there is none."""
-    return _tree(SuperError).get(name, CoordinatorError)(message)
+    """Return the error of the class ``name``, or a :class:`CoordinatorError` if no message makes one."""
+    try:
+        return _tree(SuperError).get(name, CoordinatorError)(message)
+    except TypeError:  # the class needs more than a message
+        return CoordinatorError(message)

@@ -63,7 +63,7 @@ class LocalExecutor(WorkersExecutor):
 
     name = "local"
     remote = False
-    first_look: ClassVar = {"slots": 1}
+    trial_settings: ClassVar = {"slots": 1}
 
     def __init__(self, settings: LocalSettings, context: ExecutorContext) -> None:
         module, _, attribute = context.function.partition(":")

@@ -108,10 +108,10 @@ def _arm(spec: Spec, name: str, values: Mapping[str, Any]) -> Arm:
 
 
 def _launch_of(where: str, values: Mapping[str, Any]) -> tuple[str, ...]:
-    text = str(values.get(_LAUNCH, ""))
+    text = values.get(_LAUNCH) or ""  # shlex would read standard input for None
     try:
         return tuple(shlex.split(text))
-    except ValueError as error:
+    except (ValueError, AttributeError, TypeError) as error:  # not text, or an open quote
         raise ConfigError(
             f"{where}: {_LAUNCH} must be a command to which '-m superdl.main run SPEC' can be appended, "
             f"such as 'torchrun --standalone --nproc-per-node 2', not {text!r} ({error})"

@@ -8,7 +8,6 @@ import mimetypes
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -37,7 +36,7 @@ def push(
         ConfigError: ``url`` is not on S3.
         SourceNotFoundError: the directory does not exist.
         SourceError: the bucket cannot be listed, an entry is not a readable file, or files were not sent. The
-            message lists 20 failures or a few more, after which no other folder is sent.
+            message lists up to 20 failures. After as many, no more files are sent.
     """
     bucket, prefix = split_url(url, "the place")
     if not bucket.startswith("s3://"):
@@ -48,6 +47,15 @@ def push(
     files = sum(len(sizes) for _, sizes in folders)
     all_bytes = sum(sum(sizes.values()) for _, sizes in folders)
     counts, failures = {"files": files, "sent": 0, "there": 0, "bytes": 0}, list[str]()
+
+    def send(path: Path, key: str, known: tuple[int, str] | None) -> tuple[bool, int] | None:
+        if len(failures) < _MAX_FAILURES:
+            try:
+                return _send(client, path, key, known)
+            except SourceError as error:
+                failures.append(str(error))
+        return None
+
     with ThreadPoolExecutor(workers) as pool:
         for folder, sizes in folders:
             below = prefix + "".join(f"{part}/" for part in folder.relative_to(directory).parts)
@@ -55,9 +63,8 @@ def push(
             known = _objects(client, below)
             keys = [below + name for name in sizes]
             paths = [folder / name for name in sizes]
-            for sent in pool.map(_send, repeat(client), paths, keys, map(known.get, keys)):
-                if isinstance(sent, str):
-                    failures.append(sent)
+            for sent in pool.map(send, paths, keys, map(known.get, keys)):
+                if sent is None:
                     continue
                 was_sent, size_bytes = sent
                 counts["sent" if was_sent else "there"] += 1
@@ -85,8 +92,8 @@ def _objects(client: Bucket, below: str) -> dict[str, tuple[int, str]]:
         ) from error
 
 
-def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -> tuple[bool, int] | str:
-    """Send a file unless it is there. Return whether it was sent and its size, or an error."""
+def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -> tuple[bool, int]:
+    """Send a file unless it is there. Return whether it was sent, and its size. Raises SourceError."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
@@ -95,12 +102,12 @@ def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -
             if known == (size_bytes, digest.hexdigest()):
                 return False, size_bytes
             if size_bytes > _MAX_BYTES:
-                return f"{path} is larger than {_MAX_BYTES:,} bytes"
+                raise SourceError(f"{path} is larger than {_MAX_BYTES:,} bytes")
             kind = mimetypes.guess_type(key)[0] or ""
             # The store refuses content that does not match the digest.
             client.put(key, file, content_type=kind, md5=base64.b64encode(digest.digest()).decode())
     except (OSError, ValueError, ObjectError) as error:
-        return f"{path}: {error}"
+        raise SourceError(f"{path}: {error}") from error
     return True, size_bytes
 
 

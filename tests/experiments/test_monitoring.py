@@ -5,11 +5,13 @@ import sys
 import threading
 
 import pytest
+import torch
 
 from superdl.experiments.monitoring import (
     GpuReading,
     ProcessGroups,
     UtilizationMonitor,
+    gpu_meter,
     group_of,
 )
 
@@ -35,6 +37,13 @@ def test_the_thread_samples_the_gpu_in_each_phase():
     assert start.samples + train.samples == len(readings) + 1, "both include the sample between them"
     assert train.gpu_memory_bytes_max == 1000 * len(readings)
     assert start.gpu_percent == (start.samples + 2) / 2, "the first reading covers the time before"
+
+
+def test_a_gpu_that_stops_answering_ends_no_run(monkeypatch):
+    answers = [1000]
+    monkeypatch.setattr(torch.cuda, "device_memory_used", lambda _: answers.pop())
+    monkeypatch.setattr(torch.cuda, "utilization", lambda _: answers.pop())
+    assert gpu_meter(torch.device("cuda"))() == GpuReading(None, None)
 
 
 @pytest.mark.parametrize(

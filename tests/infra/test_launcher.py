@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -15,6 +16,8 @@ import pytest
 from infra.launcher import Run, run_of
 from superdl.coordinator.core import Plan
 from superdl.super_wire.errors import ConfigError
+from tests.fixtures.ports import free_port
+from tests.fixtures.tls_front import TlsFront
 from tests.fixtures.workers import until
 from tests.integration.torchrun import RANK, ROOT, in_order, planned, written
 
@@ -195,3 +198,42 @@ def test_sigterm_lets_every_rank_save(run):
     process.send_signal(signal.SIGTERM)
     assert run.ended(process) == [128 + signal.SIGTERM], run.said()
     assert all((run.directory / f"saved-{rank}").exists() for rank in (0, 1))
+
+
+def own_address():
+    """Return an address of this machine beyond loopback, or an empty string."""
+    several = [address for addresses in psutil.net_if_addrs().values() for address in addresses]
+    own = (each.address for each in several if each.family == socket.AF_INET)
+    return next((address for address in own if not address.startswith("127.")), "")
+
+
+@pytest.mark.slow
+def test_beyond_loopback_hosts_have_a_token_and_tls(run, certificates, valkey):
+    """The data host has this machine's own address, and its certificate another name."""
+    address = own_address()
+    if not address:
+        pytest.skip("this machine has no address but loopback's")
+    ports = ",".join(str(free_port()) for _ in range(3))
+    with TlsFront(valkey.unix_url.removeprefix("unix://"), certificates) as front:
+        environment = {
+            "SUPER_TOKEN": "a-token-of-one-test",
+            "SUPER_TLS_CERT": certificates.server.cert_file,
+            "SUPER_TLS_KEY": certificates.server.key_file,
+            "SUPER_COORDINATOR_CA_FILE": certificates.ca_file,
+            "SUPER_COORDINATOR_NAME": "localhost",
+            "SUPER_CACHE_CA_FILE": certificates.ca_file,
+            "SUPER_CACHE": f"rediss://127.0.0.1:{front.port}",
+            "SUPER_FILE_ROOTS": str(run.directory.parent),
+            "SUPER_SHARED_FILES": "1",
+            "SUPER_LAUNCHER_PORTS": ports,
+            "SM_NUM_GPUS": "2",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        hosts = ("infra.launcher", f"--data-hosts={address}", "--training-hosts=127.0.0.1")
+        words = ("--", *run.words(epochs=1))
+        processes = [
+            run.start(*hosts, f"--host={host}", *words, **environment) for host in (address, "127.0.0.1")
+        ]
+        assert run.ended(*processes) == [0, 0], run.said()
+    run.check_every_image_once(1)
+    assert environment["SUPER_TOKEN"] not in run.said()

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from superdl.lambda_prefetch.worker.slots import RequestFailedError
 from superdl.super_wire import draws as module
 from superdl.super_wire import errors
 from superdl.super_wire.batch_ref import BatchRef
@@ -171,6 +172,10 @@ def test_an_error_is_rebuilt_from_its_message(error, message):
     ):
         assert type(back) is error
         assert str(back) == str(original)
+
+
+def test_an_error_that_needs_more_than_a_message_becomes_a_coordinator_error():
+    assert type(error_from_name(RequestFailedError.__name__, "no")) is CoordinatorError
 
 
 @given(

@@ -48,6 +48,12 @@ def test_a_trial_overrides_its_arm_which_overrides_the_spec():
     assert not arms[0].shares, "they use the given coordinator"
 
 
+@pytest.mark.parametrize("launch", ["torchrun '", ["torchrun"], 1])
+def test_a_launch_that_is_no_command_is_refused(launch):
+    with pytest.raises(ConfigError, match="launch must be a command"):
+        arms_of(spec_of(compare={"arms": {"two": {"launch": launch}}}))
+
+
 @given(ARMS, st.integers(1, 12))
 def test_arms_are_interleaved_and_run_once_per_repeat(arms, repeats):
     rounds = rounds_of(arms, repeats)

@@ -6,6 +6,9 @@ import pytest
 from superdl.coordinator.catalog import list_source
 from superdl.experiments.data import push
 from superdl.main import main
+from superdl.super_wire.errors import SourceError
+from superdl.super_wire.objects import Fault, ObjectError
+from superdl.super_wire.objects.s3 import S3Bucket
 from tests.experiments.data.small_sets import write_images
 
 NAMES = [f"train/{name}/{i}.JPEG" for name in ("ants", "bees") for i in range(20)] + [
@@ -68,3 +71,18 @@ def test_the_command_prints_counts_as_json(directory, bucket, capsys):
         assert f'"sent": {sent}, ' in printed.out
         assert printed.err == "", "a progress bar needs a terminal"
     assert main(["data", "push", str(directory), "s3://images/a", "--workers", "0"]) == 2
+
+
+def test_after_20_failures_no_more_files_are_sent(directory, bucket, monkeypatch):
+    tried = []
+
+    def put(_, key, *__, **___):
+        tried.append(key)
+        raise ObjectError(Fault.REFUSED, "not allowed")
+
+    for number in range(50):
+        (directory / "train" / "ants" / f"{number}.txt").write_text("x")
+    monkeypatch.setattr(S3Bucket, "put", put)
+    with pytest.raises(SourceError, match="92 of 92 files are not in"):
+        push(directory, "s3://images/mine", workers=1)
+    assert len(tried) == 20

@@ -2,6 +2,7 @@
 
 import pytest
 
+from superdl.coordinator.executors.local import LocalExecutor
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.superdl.doctor.conftest import check_findings, only
@@ -30,6 +31,12 @@ def test_a_coordinator_of_another_version(tmp_path, monkeypatch, capsys):
     (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
     with Stack(environment={"PYTHONPATH": str(tmp_path)}) as running:
         check_findings(capsys, "--coordinator", running.address, coordinator=["warn", "it runs SUPER 9.9.9"])
+
+
+def test_the_embedded_defaults_function_is_tried_in_one_slot(monkeypatch, capsys):
+    assert LocalExecutor.trial_settings == {"slots": 1}  # on two cores, also the default
+    only(monkeypatch, "function")
+    check_findings(capsys, function=["ok", "starts in its own process"])
 
 
 def test_all_decodes_everything_and_lists_every_bad_file(stack, tmp_path, capsys, monkeypatch):
