@@ -32,12 +32,17 @@ class ForkedProcess:
 
     def __init__(self, main: Callable[[], int], stdin: int) -> None:
         self.returncode: int | None = None
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()  # or the child would write it again
         self.pid = os.fork()
         if not self.pid:
             _run(main, stdin)
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal, or ``None`` while the process runs."""
+        """Return the exit code, negative for a signal, or ``None`` while the process runs.
+
+        As with ``Popen``, it is 0 if this process ignores SIGCHLD, because the code is lost.
+        """
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int | None:
@@ -58,7 +63,10 @@ class ForkedProcess:
 
     def _reap(self, options: int) -> int | None:
         if self.returncode is None:
-            pid, status = os.waitpid(self.pid, options)
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:
+                pid, status = self.pid, 0
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
@@ -79,5 +87,7 @@ def _run(main: Callable[[], int], stdin: int) -> NoReturn:
     except BaseException:  # noqa: BLE001  # nothing may return to the parent's code
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
