@@ -233,13 +233,20 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
     parameters = _parameters(transform)
     if parameters is not None:
         kinds = [parameter.kind for parameter in parameters.values()]
-        is_open = inspect.Parameter.VAR_POSITIONAL in kinds
         # torchvision's v2 transforms are modules with parameters (*inputs).
-        is_v2 = isinstance(transform, torch.nn.Module) and is_open and len(kinds) == 1
-        takes_image = is_v2 or _needs_keyword(parameters) or _accepts(parameters, 1)
+        is_v2 = isinstance(transform, torch.nn.Module) and kinds == [inspect.Parameter.VAR_POSITIONAL]
+        # Without required arguments, it is more likely a function that creates a transform.
+        needs_none = _accepts(parameters, 0)
+        takes_image = is_v2 or _needs_keyword(parameters) or (_accepts(parameters, 1) and not needs_none)
+        needs_generator = any(
+            parameters[name].default is inspect.Parameter.empty
+            for name in _OWN_GENERATORS
+            if name in parameters
+        )
         # If both are possible, names decide: (image, mean=..., std=...) is for one image.
         is_named = [name for name in parameters if name not in _OWN_GENERATORS][1:] == _BATCH_ARGS[1:]
-        if not is_open and _accepts(parameters, len(_BATCH_ARGS)) and (is_named or not takes_image):
+        is_batched = is_named or not (takes_image or needs_none)
+        if is_batched and not needs_generator and _accepts(parameters, len(_BATCH_ARGS)):
             batched: Callable[[Any, Any, BatchInfo], Any] = transform
             return batched
         if takes_image or mixing_part(transform):
@@ -255,9 +262,9 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
 
 
 def _accepts(parameters: _Parameters, count: int) -> bool:
-    """Return whether a call with ``count`` arguments is possible, without a variable number of them."""
+    """Return whether a call with ``count`` arguments is possible. ``*args`` alone does not count."""
     generators = {name: None for name in _OWN_GENERATORS if name in parameters}
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters.values()):
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in [*parameters.values()][:1]):
         return False
     try:
         inspect.Signature([*parameters.values()]).bind(*[None] * count, **generators)

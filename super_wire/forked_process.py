@@ -32,12 +32,17 @@ class ForkedProcess:
 
     def __init__(self, main: Callable[[], int], stdin: int) -> None:
         self.returncode: int | None = None
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()  # or the child would write it again
         self.pid = os.fork()
         if not self.pid:
             _run(main, stdin)
 
     def poll(self) -> int | None:
-        """Return the exit code, negative for a signal, or ``None`` while the process runs."""
+        """Return the exit code, negative for a signal, or ``None`` while the process runs.
+
+        As with ``Popen``, it is 0 if this process ignores SIGCHLD, because the code is lost.
+        """
         return self._reap(os.WNOHANG)
 
     def wait(self) -> int | None:

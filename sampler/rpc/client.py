@@ -283,6 +283,11 @@ class Client:
                 listed(info.listed)
             elif info.listed > so_far:
                 _LOG.info("listing %s: %d samples so far", shown(dataset.source), info.listed)
+        if dataset.given_classes not in {(), tuple(info.classes)}:  # an older version ignores them
+            raise ProtocolMismatchError(
+                f"the coordinator at {self.address} does not support classes=. Install the same SUPER "
+                "version on both sides"
+            )
         return info, end_s
 
     def _connection(self) -> Connection:

@@ -22,6 +22,9 @@ NOT_TOLD = [
     lambda: None,
     lambda images, labels, info, more: images,
     lambda images, labels, rng: images,
+    lambda images, labels, info, rng: images,
+    lambda size=224: size,
+    lambda size=224, mean=0.0, std=1.0: size,
     lambda images, labels=None, *, info: images,
     lambda *args: args,
     lambda image, *, size: image,
@@ -48,6 +51,7 @@ def test_signatures_tell_batch_and_image_transforms_apart():
     for transform in (
         *(Augment(8), PerSample(drawn)),
         lambda images, labels, info, more=1: (images, more),
+        lambda images, labels, info, *more: (images, more),
         lambda a, b, c=None: (a, b, c),
         lambda images, labels=None, info=None: images,
         lambda images=None, labels=None, info=None: images,
@@ -56,6 +60,7 @@ def test_signatures_tell_batch_and_image_transforms_apart():
     for transform in (
         lambda image, mean=0.0, std=1.0: image,
         lambda image, target=None: image,
+        lambda image, *more: (image, more),
         lambda image, labels=None, info=None, more=None: image,
         lambda image, generator=None, rng=None: image,
         drawn_by_both,

@@ -15,11 +15,13 @@ from superdl.super_wire.errors import (
     CoordinatorError,
     CoordinatorUnreachableError,
     EmbeddedError,
+    ProtocolMismatchError,
     SourceForbiddenError,
 )
 from superdl.super_wire.protocol import host_and_port
 from tests.fixtures.ports import free_port
 from tests.sampler.relay import Relay
+from tests.sampler.stand_ins import BoundDataset
 
 QUICK = Patience(attempts=4, total_s=20.0, deadline_s=5.0, backoff_s=0.001)
 REQUEST = pb.GetJobStatsRequest()
@@ -69,6 +71,14 @@ def test_calls_are_retried_while_the_coordinator_lacks_its_cache(coordinator):
     with pytest.raises(CacheUnreachableError, match="connection reset by peer"):
         call(coordinator.address)
     assert coordinator.count("GetJobStats") == 3 + QUICK.attempts
+
+
+def test_a_coordinator_that_ignores_classes_is_rejected(coordinator):
+    """Labels would silently have the numbers of the listing's own classes."""
+    client = Client(coordinator.address)
+    assert client.register(BoundDataset(given_classes=("cat", "dog")), "run")[0].ready
+    with pytest.raises(ProtocolMismatchError, match="does not support classes="):
+        client.register(BoundDataset(given_classes=("dog", "cat")), "run")
 
 
 def test_a_known_reason_replaces_the_general_error():
