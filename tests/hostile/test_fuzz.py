@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,12 @@ FUZZERS = {
     for name, fuzzer in module.FUZZERS.items()
 }
 SECONDS, SEED = float(os.environ.get("SUPER_TEST_FUZZ_S", "0")), os.environ.get("SUPER_TEST_SEED")
+
+
+def test_every_fuzzer_in_the_folder_is_run():
+    files = {path.stem for path in Path(__file__).parent.glob("fuzz_*.py")}
+    assert {module.__name__.rpartition(".")[2] for module in MODULES} == files
+    assert len(FUZZERS) == sum(len(module.FUZZERS) for module in MODULES), "two fuzzers share a name"
 
 
 @pytest.fixture
