@@ -180,7 +180,7 @@ def _check_deployed(request: PrefetchRequest) -> None:
     expected, own = request.function_version[:80], installed_version()
     if expected and expected != own:
         raise ConfigError(
-            f"this function has SUPER {own}, but the coordinator has SUPER {expected}. Deploy version "
+            f"this function runs SUPER {own}, but the coordinator runs SUPER {expected}. Deploy version "
             f"{expected} of the function, or start version {own} of the coordinator"
         )
     if request.golden and request.kind.decodes and request.golden != own_fingerprint():

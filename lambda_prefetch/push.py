@@ -103,8 +103,8 @@ def _new_connections(address: CacheAddress, settings: FunctionSettings) -> NodeC
         _read_secret.cache_clear()  # the secret may have changed
         if (current := credentials()) == refused:
             raise WrongPasswordError(
-                f"{error}. Set SUPER_CACHE_SECRET to the secret with the cache's password. Local functions "
-                "use the coordinator's settings"
+                f"{error}. Set SUPER_CACHE_SECRET to the secret that holds the cache's password. Local "
+                "functions use the coordinator's settings"
             ) from error
         return current
 

@@ -100,7 +100,7 @@ def store_in(variables: Mapping[str, str]) -> str:
 
 def _whole(name: str, text: str, low: int, high: int) -> int:
     if not text.isdecimal() or not low <= int(text) <= high:
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {text!r}")
+        raise ConfigError(f"{name} must be an integer from {low} to {high}, not {text!r}")
     return int(text)
 
 

@@ -192,7 +192,7 @@ class PackSaver:
         return False
 
     def _count(self, before_s: float) -> None:
-        """Count the wait since ``before_s``, and the time since the last count."""
+        """Add the time waited since ``before_s``, and the total time since the last call, to the pace."""
         counted_s, self._counted_s = self._counted_s, self._clock()
         if self._pace is not None:
             self._pace.add(self._counted_s - before_s, self._counted_s - counted_s)

@@ -34,7 +34,7 @@ _NUMBERS = frozenset({"|u1", "<u2", "<i4", "<f4"})  # mask dtypes that Pillow ca
 
 
 class SampleRandom:
-    """A random step's numbers for a sample: equal on every machine, and different in every epoch.
+    """Random numbers for one step and sample: the same on every machine, different in every epoch.
 
     If several fields share a step's draws, it also has a ``kind``, and ``step`` counts steps of that kind.
     """

@@ -301,5 +301,5 @@ def checked_int(name: str, value: object, low: int, high: int) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or not low <= number < high:
-        raise ConfigError(f"{name} must be a whole number from {low} to {high - 1}, not {value!r}")
+        raise ConfigError(f"{name} must be an integer from {low} to {high - 1}, not {value!r}")
     return number

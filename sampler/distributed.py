@@ -102,7 +102,7 @@ def _number_from_environment(name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"the environment variable {name} must be a whole number, not {text!r}") from None
+        raise ConfigError(f"the environment variable {name} must be an integer, not {text!r}") from None
 
 
 def run_id() -> str:

@@ -179,7 +179,7 @@ class UserOrder:
                 tensor = torch.empty(0)
             if tensor.ndim != 1 or tensor.is_floating_point() or tensor.is_complex():
                 hint = ". If it yields lists, pass it as batch_sampler=" if tensor.ndim > 1 else ""
-                raise ConfigError(f"a sampler must yield whole numbers, not {str(chunk[0])[:80]!r}{hint}")
+                raise ConfigError(f"a sampler must yield integers, not {str(chunk[0])[:80]!r}{hint}")
             chunks.append(tensor.to(torch.int64))
         indices = torch.cat(chunks)
         size = self.size if self._indices is None else len(self._indices)

@@ -271,7 +271,7 @@ class Pager:
             self._unanswered = False
         except SuperError as error:
             if not self._unanswered:
-                _LOG.warning("the coordinator does not respond to the sampler's heartbeat: %s", error)
+                _LOG.warning("the coordinator is not responding to the sampler's heartbeat: %s", error)
             self._unanswered = True
 
     def _statuses(self, epoch: int, head: int, count: int) -> Sequence[Any]:

@@ -200,7 +200,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     @property
     def job(self) -> str:
-        """Return the job id, 32 hex digits that are equal on all ranks. For a mix, the first job's."""
+        """Return the job id, 32 hex digits, the same on all ranks. For a mix, the first job's."""
         return self.parts[0].job
 
     @property

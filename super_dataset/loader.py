@@ -320,7 +320,7 @@ class _Pass(Iterator[Any]):
 
 def _whole(name: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+        raise ConfigError(f"{name} must be an integer from {least} to {most}, not {value!r}")
     return value
 
 

@@ -42,7 +42,7 @@ class ClientTls:
     peer: ClassVar[str]
     variables: ClassVar[Mapping[str, str]]
 
-    ca_file: str = ""  # PEM file of trusted authorities, by default the system's
+    ca_file: str = ""  # PEM bundle of trusted CAs. Defaults to the system's
     cert_file: str = ""  # the client certificate, if the peer requires one
     key_file: str = ""
     insecure: bool = False  # allow plain text beyond this machine
@@ -205,7 +205,7 @@ class CoordinatorCredentials(ClientTls):
 
 
 def _system_authorities() -> str:
-    """Return the file of the system's trusted authorities, if any. gRPC would use its own."""
+    """Return the path of the system's CA bundle, or an empty string. gRPC's default is its own bundle."""
     import ssl  # not needed for plain text
 
     paths = ssl.get_default_verify_paths()

@@ -154,7 +154,7 @@ def _array(name: str, values: Any, kinds: str, dtype: str) -> NDArray[Any]:
         raise ConfigError(f"{name} are empty, so an epoch would have no samples")
     if array.ndim != 1 or array.dtype.kind not in kinds or not 1 <= array.size <= NUMBERS_MAX:
         actual = type(values).__name__ if array.dtype == object else f"{array.dtype} of shape {array.shape}"
-        numbers = "numbers" if "f" in kinds else "whole numbers"
+        numbers = "numbers" if "f" in kinds else "integers"
         raise ConfigError(f"{name} must be a list or array of 1 to {NUMBERS_MAX:,} {numbers}, not {actual}")
     return array.astype(dtype, copy=False)
 

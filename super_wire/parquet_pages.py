@@ -98,7 +98,7 @@ def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
         elif kind in {_BYTE, _DOUBLE}:
             at += 1 if kind == _BYTE else 8
         elif kind not in {_TRUE, _FALSE}:
-            raise ValueError(f"a field has the unknown type {kind}")
+            raise ValueError(f"unknown field type {kind}")
         if number in fields or not 0 <= number <= _FIELD_MAX:  # Thrift would use the repeated field
             raise ValueError(f"field {number} is repeated or out of range")
         fields[number] = value

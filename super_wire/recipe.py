@@ -248,7 +248,7 @@ class Recipe:
         numbers |= {} if mel is None else {"mel": mel}
         for name, number in numbers.items():
             if not number > 0 or (name != "max_seconds" and number != int(number)):
-                kind = "a number" if name == "max_seconds" else "a whole number"
+                kind = "a number" if name == "max_seconds" else "an integer"
                 raise RecipeError(f"{name} must be {kind} greater than 0, not {number!r}")
         rate, window, hop = int(rate), int(window), int(hop)  # recipes for 16000.0 and 16000 are equal
         read = {"rate": rate, "max_seconds": float(max_seconds), "mono": mono, "samples": int(samples or 0)}

@@ -130,7 +130,7 @@ def pack(
 def check_shape(shape: tuple[int, ...]) -> None:
     """Raise :class:`RecordError` for a shape that does not fit into a header."""
     if len(shape) > MAX_NDIM or any(side > _MAX_U32 for side in shape):
-        raise RecordError(f"records have at most {MAX_NDIM} dimensions below 2**32, not shape {shape}")
+        raise RecordError(f"a record can have at most {MAX_NDIM} dimensions, each below 2**32, not {shape}")
 
 
 def pack_header(

@@ -38,7 +38,7 @@ def split_url(url: str, name: str) -> tuple[str, str]:
     """Split a URL into its bucket, such as ``s3://name``, and its key, which may be empty.
 
     A file has an empty bucket, and its path as the key. A web server's key is percent-decoded. Raises
-    ``ConfigError``, which calls the URL ``name``.
+    ``ConfigError``, which refers to the URL as ``name``.
     """
     if not url.strip() or "\0" in url:
         raise ConfigError(f"{name} is empty or contains a NUL: use {_FORMS}")
@@ -65,7 +65,7 @@ def split_url(url: str, name: str) -> tuple[str, str]:
     if scheme in _PORTS:
         return _of_web(scheme, rest, shown)
     if scheme != "file":
-        raise ConfigError(f"{shown} has the unknown scheme {scheme[:_SHOWN]}://; use {_FORMS}")
+        raise ConfigError(f"{shown}: unknown scheme {scheme[:_SHOWN]}://; use {_FORMS}")
     path = rest.removeprefix("localhost")
     if not path.startswith("/"):
         raise ConfigError(f"{shown} is not absolute: use file:///directory, with three slashes")
@@ -78,7 +78,7 @@ def join_url(bucket: str, key: str) -> str:
 
 
 def file_url(path: str, name: str) -> str:
-    """Return ``file://`` and the real path. Raises ``ConfigError``, which calls it ``name``, unless UTF-8."""
+    """Return ``file://`` and the real path. If it is not UTF-8, raises ``ConfigError`` about ``name``."""
     real = os.path.realpath(path)
     try:
         real.encode()

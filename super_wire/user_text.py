@@ -30,12 +30,12 @@ def read_json(path: Path) -> Any:
 
 
 def load_json(text: str, name: str) -> Any:
-    """Parse JSON without duplicate keys. Raises ``ConfigError``, which calls the text ``name``."""
+    """Parse JSON without duplicate keys. Errors are ``ConfigError`` and refer to the text as ``name``."""
     return _parsed(lambda: json.loads(text, object_pairs_hook=once_each), "JSON", name)
 
 
 def load_toml(text: str, name: str) -> dict[str, Any]:
-    """Parse TOML. Raises ``ConfigError``, which calls the text ``name``."""
+    """Parse TOML. Errors are ``ConfigError`` and refer to the text as ``name``."""
     table: dict[str, Any] = _parsed(lambda: tomllib.loads(text), "TOML", name)
     return table
 
@@ -44,9 +44,9 @@ def _parsed(parse: Callable[[], Any], language: str, name: str) -> Any:
     try:
         return parse()
     except RecursionError as error:
-        raise ConfigError(f"{name} cannot be read as {language}: nested too deeply") from error
+        raise ConfigError(f"cannot parse {name} as {language}: nested too deeply") from error
     except ValueError as error:  # the parsers' errors contain the line
-        raise ConfigError(f"{name} cannot be read as {language}: {error}") from error
+        raise ConfigError(f"cannot parse {name} as {language}: {error}") from error
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

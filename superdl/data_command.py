@@ -84,7 +84,7 @@ def _make(arguments: argparse.Namespace) -> None:
 
     name: str = arguments.name
     if arguments.seed < 0:
-        raise ConfigError(f"--seed must be a whole number of at least 0, not {arguments.seed}")
+        raise ConfigError(f"--seed must be an integer of 0 or more, not {arguments.seed}")
     if name == "digits":
         if arguments.samples is not None or arguments.quick or arguments.seed:
             raise ConfigError("the digits are 1,797 real scans: --samples, --quick and --seed do not apply")

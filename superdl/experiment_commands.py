@@ -185,7 +185,7 @@ def _write_page(directory: Path) -> dict[str, Any]:
         write_whole(page, path)
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path}: {error.strerror}; copy the run to a directory that you may write to"
+            f"cannot write {path}: {error.strerror}; copy the run to a writable directory"
         ) from error
     if (missing := plots_missing()) is not None:
         sys.stderr.write(f"superdl report: the page has no plots: {missing}\n")

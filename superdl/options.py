@@ -36,7 +36,7 @@ def add_coordinator(parser: argparse.ArgumentParser) -> None:
 def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
     """Return the coordinator's address: from the option, ``SUPER_COORDINATOR``, or the only embedded run.
 
-    Raise ``ConfigError`` if there is no run, or if there are several, which the error lists for ``command``.
+    Raise ``ConfigError`` if there is no run, or more than one. The error then lists ``command`` for each.
     """
     from superdl.super_wire.run_directory import RunDirectory
 

@@ -112,7 +112,7 @@ class Dataset:
 
     @property
     def content(self) -> bytes:
-        """Return a digest of all that determines the ids. Datasets with equal digests share records."""
+        """Return a digest of everything that determines ids. Datasets with equal digests share records."""
         seed = self.recipe.augment_seed.to_bytes(8, "little", signed=True)
         return digest128(self.catalog.fingerprint, self.recipe.digest, seed)
 

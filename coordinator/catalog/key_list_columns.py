@@ -254,7 +254,7 @@ class PartColumns:
             return self._codes[encoding]
         if not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
             raise ValueError(
-                f"a member has the unknown encoding {encoding[:60]!r}: leave it empty for plain bytes, use "
+                f"unknown member encoding {encoding[:60]!r}: leave it empty for plain bytes, use "
                 f"'deflate' for bytes in a compressed zip, '{ROW_ENCODING}COLUMN' for rows of Parquet files"
             )
         if len(self._codes) == _MAX_ENCODINGS:

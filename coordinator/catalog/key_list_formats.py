@@ -160,7 +160,7 @@ def _column(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
     def convert(count: int) -> Any:
         # Arrow would truncate 1.5 to 1.
         if kind == pa.int64() and any(isinstance(value, float) for value in values[:count]):
-            raise TypeError("a whole number is required")
+            raise TypeError("an integer is required")
         return pa.array(values[:count], kind)
 
     def misfit(count: int) -> str:
@@ -179,7 +179,7 @@ def _column(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
         if name in LABELS:
             reason = f"the label {shown!r} has a different type from those before it ({why}): {MIXED}"
         else:
-            required = "a whole number" if kind == pa.int64() else "a string"
+            required = "an integer" if kind == pa.int64() else "a string"
             reason = f"the {name} {shown!r} is not {required} ({why})"
         raise BadRowError(int(numbers[at]), reason) from error
 

@@ -159,7 +159,7 @@ def _is_utf8(name: str, tally: Tally) -> bool:
 
 
 def look_up_versions(source: Source, keys: PackedStrings, tally: Tally) -> ListedSamples:
-    """Look up the versions of keys by a request each, in a source that cannot be listed.
+    """Look up the versions of keys, with one request each, in a source that cannot be listed.
 
     Keys are relative to the source. Raises the same errors as :func:`list_samples`.
     """

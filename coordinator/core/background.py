@@ -60,7 +60,7 @@ def _saves(state: State) -> list[Prefetch]:
 
 
 def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
-    """Return a set with enough samples for a pack, and an idle executor, or ``None``."""
+    """Return a set that is due to be saved and an idle executor for it, or ``None``."""
     first = state.unsaved.first()
     if first is None:
         return None
@@ -92,7 +92,7 @@ def saver(state: State, now: float) -> ExecutorState | None:
 
 
 def next_save_s(state: State) -> float | None:
-    """Return when the next save is due without an event, or ``None`` if nothing is waiting."""
+    """Return when the next save is due if no event arrives, or ``None`` if nothing is waiting."""
     first = state.unsaved.first()
     if first is None:
         return None

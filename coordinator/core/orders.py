@@ -40,7 +40,7 @@ _HALF: Final = np.uint64(32)
 
 
 class Permutation:
-    """A bijection of ``range(size)`` by a key of 1 to 64 bytes, equal on all machines and in all releases.
+    """A bijection of ``range(size)`` by a key of 1 to 64 bytes, the same on all machines and in all releases.
 
     ``size`` is from 1 to `SIZE_MAX`.
     """

@@ -245,7 +245,7 @@ class RoomSearch:
         return now >= self.until_s and events != self.events
 
     def over_at_s(self, events: int) -> float | None:
-        """Return when a search becomes worthwhile without an event, or ``None`` if never."""
+        """Return when to search again, or ``None`` if there is no point until another event."""
         return self.until_s if events != self.events else None
 
 

@@ -53,9 +53,7 @@ class Prices:
         for entry in fields(self):
             value = getattr(self, entry.name)
             if not 0 <= value < math.inf:
-                raise ConfigError(
-                    f"the price {entry.name} must be a finite number of at least 0, not {value!r}"
-                )
+                raise ConfigError(f"the price {entry.name} must be a finite number, 0 or more, not {value!r}")
         if self.coordinator_hour > self.hour:
             raise ConfigError(
                 f"the price coordinator_hour ({self.coordinator_hour!r}) must not exceed hour ({self.hour!r})"

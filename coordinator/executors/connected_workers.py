@@ -59,15 +59,15 @@ class ConnectedWorker:
 
 
 class Workers:
-    """All connected workers, shared by the executor and the RPC ``Work``. For one event loop.
+    """All connected workers, shared by the executor and the RPC ``Work``. Use from one event loop.
 
-    All workers in use decode alike. Workers with another decoder wait for a switch to it, or are refused.
+    All active workers use the same decoder. Workers with a different one wait for a switch, or are refused.
 
     Args:
         silence_s: drop a worker that sends nothing for this long. Heartbeats arrive every five seconds.
         absence: the error message while no worker is connected.
-        patience_s: switch to another decoder once the current one has been unneeded or without workers
-            for this long. If ``None``, refuse workers with another decoder.
+        patience_s: switch to another decoder once the current one has not been needed, or has had no
+            workers, for this long. If ``None``, refuse workers with another decoder.
         decodes: if false, workers only restore and save, and their decoder does not matter.
     """
 

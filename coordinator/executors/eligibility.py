@@ -114,7 +114,10 @@ class Eligibility:
         )
 
     def ineligible(self, dataset: Dataset) -> frozenset[int]:
-        """Return the numbers of executors that cannot or may not be able to produce a dataset, never all."""
+        """Return the numbers of executors to skip for a dataset, but never all of them.
+
+        These cannot produce it, or are still being checked.
+        """
         able = self._able(dataset)
         out = {
             number

@@ -79,9 +79,9 @@ def request_for(
 
 
 def encoder(request: PrefetchRequest) -> Callable[..., bytes]:
-    """Return a function that encodes a request, with the remaining time and changes from keyword arguments.
+    """Return a function that encodes a request with its remaining time. Keyword arguments replace fields.
 
-    Waiting for a free slot may take seconds of the request's time, so call it when a slot is free.
+    Call it only once a slot is free, because waiting for one may use up seconds of the request's time.
     """
     expires_at_s = time.monotonic() + request.expires_in_s
 

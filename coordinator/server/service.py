@@ -268,7 +268,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         """Return statistics of jobs and of the cache."""
         core = self._core
         if len(request.jobs) > _MAX_JOB_STATS:
-            raise ConfigError(f"one call may request at most {_MAX_JOB_STATS} jobs, or all by naming none")
+            raise ConfigError(f"one call may name at most {_MAX_JOB_STATS} jobs; name none to get all")
         jobs = [self._job(name) for name in request.jobs] if request.jobs else core.jobs
         with_stalls = request.with_stalls and len(request.jobs) == 1
         history = self._watch.ended() if request.history else []

@@ -240,8 +240,8 @@ def _checked_context(cert: bytes, key: bytes, client_ca: bytes | None) -> ssl.SS
             context.load_cert_chain(path, password=_no_password)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"cannot load tls_cert and tls_key: {error}. Set tls_cert to a certificate and its chain, "
-                "and tls_key to its unencrypted private key, both in PEM format"
+                f"tls_cert and tls_key cannot be used: {error}. Set tls_cert to a PEM certificate chain, and "
+                "tls_key to its private key in PEM, without a passphrase"
             ) from None
         _warn_of_expiry(path)
     if client_ca is not None:

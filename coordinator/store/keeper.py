@@ -85,7 +85,7 @@ class StoreKeeper:
 
     @property
     def unwritten(self) -> str:
-        """Return the reason for writing no packs, for display. Empty otherwise, and while room is made."""
+        """Return a readable reason why no packs are written. Empty otherwise, and while room is made."""
         if self._store is None:
             return "it is not open"
         if self._store.read_only:

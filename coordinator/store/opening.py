@@ -34,7 +34,7 @@ _NETWORK = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StoreChoice:
-    """A store's normalised address or, if it is empty, the reason for having none, for display."""
+    """A store's normalised address, or an empty one and a human-readable ``reason``."""
 
     address: str
     reason: str = ""

@@ -104,9 +104,9 @@ class Room:
         self.written_bytes = 0
 
     def live(self, live: Mapping[str, int], listed: Iterable[Iterable[str]]) -> dict[str, float]:
-        """Return the share of records in open catalogs of each pack in ``listed``.
+        """Return the share of each pack's records that are in open catalogs, for packs in ``listed``.
 
-        ``live`` has the numbers of these records.
+        ``live`` maps pack names to the number of such records.
         """
         names = {name for packs in listed for name in packs if self.records.get(name)}
         return {name: live.get(name, 0) / self.records[name] for name in names}

@@ -44,7 +44,7 @@ def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np
     if array.dtype != np.uint8 or array.ndim != _CHANNELS or array.shape[2] != _CHANNELS:
         raise ValueError(f"heavy needs uint8 of shape (height, width, 3), not {array.dtype} {array.shape}")
     if not isinstance(rounds, int) or not 1 <= rounds <= ROUNDS_MAX:
-        raise ValueError(f"rounds must be a whole number from 1 to {ROUNDS_MAX}, not {rounds!r}")
+        raise ValueError(f"rounds must be an integer from 1 to {ROUNDS_MAX}, not {rounds!r}")
     random = np.random.default_rng(seed)
     picture = Image.fromarray(np.ascontiguousarray(array))
     if random.random() < 0.5:  # noqa: PLR2004

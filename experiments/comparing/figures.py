@@ -106,7 +106,7 @@ def _sum(passes: Iterable[Pass], name: str) -> float:
 
 
 def _end_s(run: RunFiles, epochs: int) -> float | None:
-    """Return the Unix time at which ``epochs`` epochs or, for 0, the start phase had ended."""
+    """Return the Unix time at which the first ``epochs`` epochs ended, or the start phase if 0."""
     epoch = run.trained[epochs - 1].epoch if epochs else None
     ends = [phase.get("ended_at_s") for phase in run.phases if phase["epoch"] == epoch]
     return ends[-1] if ends else None

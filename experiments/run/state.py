@@ -177,7 +177,7 @@ def _use_of(epoch: EpochSummary) -> EpochUse:
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:
-    """Return the facts that must match those of a resumed run. They are equal on all ranks."""
+    """Return the facts that must match those of a resumed run. They are the same on all ranks."""
     spec, ranks = state.spec, state.ranks
     fingerprints = ranks.text_of_first(  # file times differ between hosts
         lambda: json.dumps([train.fingerprint, None if val is None else val.fingerprint])

@@ -123,7 +123,7 @@ class CoordinatorSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class SimulationSpec:
-    """A simulation of ``minutes`` of virtual time or, if null, until all jobs are done."""
+    """A simulation that ends after ``minutes`` of virtual time, or when all jobs are done if null."""
 
     name: Text = "simulation"
     seed: AtLeastZero = 0

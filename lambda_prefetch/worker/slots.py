@@ -57,7 +57,7 @@ class RequestFailedError(SuperError):
 
 
 class Slots:
-    """A pool of ``count`` slots that run ``function`` at niceness ``nice``. For one event loop.
+    """A pool of ``count`` slots that run ``function`` at niceness ``nice``. Use from one event loop.
 
     If ``template`` is ``None``, :meth:`start` starts one.
     """

@@ -104,7 +104,7 @@ class BucketStore(Store):
         present = self._first_key("")
         if present and present != self._prefix + MARK:
             raise StoreFormatError(
-                f"{self.address} contains {present[:80]!r} but no {MARK}, so is not a store: use an empty "
+                f"{self.address} contains {present[:80]!r} but no {MARK}, so it is not a store: use an empty "
                 "prefix"
             )
         # Concurrent creators derive the same id, because not every server supports If-None-Match.
@@ -184,7 +184,7 @@ def _key(folder: str, name: str) -> str:
 
 
 def _group_neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield the indices of spans to read with one request. At most half of the bytes are wasted."""
+    """Yield groups of span indices to read with one request each. At most half of the bytes are wasted."""
     group: list[int] = []
     begin = end = wasted = 0
     for index in sorted(range(len(spans)), key=spans.__getitem__):

@@ -186,8 +186,8 @@ def _write_mark(root: str, *, create: bool) -> None:
         return
     if present is not None:
         raise StoreFormatError(
-            f"{root} contains {present[:80]!r} but no {MARK}, so is not a store: use an empty or a new "
-            "directory"
+            f"{root} contains {present[:80]!r} but no {MARK}, so it is not a store: use an empty or "
+            "new directory"
         )
     if not create:
         raise StoreGoneError(f"{root} is an empty directory: use the directory of an existing store")

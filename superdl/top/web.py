@@ -185,7 +185,7 @@ class _Request(BaseHTTPRequestHandler):
             self.send_error(404, "This job is not open.")
             return
         except SuperError:
-            self.send_error(503, "The coordinator does not respond.")
+            self.send_error(503, "The coordinator is not responding.")
             return
         self._send(200, "application/json", json.dumps(batches).encode())
 

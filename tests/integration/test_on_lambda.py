@@ -109,7 +109,7 @@ def test_a_function_of_another_version_is_not_read_from(stack, lambda_service, t
         batches = iter(loader)
         next(batches)
         lambda_service.deploy(handler="other.handler", environment=environment)
-        with pytest.raises(BadSampleError, match="has SUPER 9.9.9, but the coordinator has SUPER"):
+        with pytest.raises(BadSampleError, match="runs SUPER 9.9.9, but the coordinator runs SUPER"):
             list(batches)
 
 

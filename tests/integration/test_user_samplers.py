@@ -178,7 +178,7 @@ def test_of_a_subset_indices_are_its_places(dataset, images):
         ({"sampler": [1], "batch_sampler": [[1]]}, "Pass only one of them"),
         ({"sampler": 3, "batch_size": 2}, "iterable of indices, not int"),
         ({"sampler": [[1, 2]], "batch_size": 2}, "batch_sampler="),
-        ({"sampler": [0.5], "batch_size": 2}, "whole numbers"),
+        ({"sampler": [0.5], "batch_size": 2}, "integers"),
         ({"sampler": [0, SIZE], "batch_size": 2}, "index 150, but there are only 150"),
         ({"sampler": [], "batch_size": 2}, "yielded no indices"),
         ({"batch_sampler": [[1], []]}, "an empty batch"),

@@ -162,9 +162,9 @@ def test_a_sampler_s_error_follows_its_batches(refs, threads):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"prefetch": 0}, "prefetch must be a whole number"),
-        ({"prefetch": True}, "prefetch must be a whole number"),
-        ({"threads": 1.5}, "threads must be a whole number"),
+        ({"prefetch": 0}, "prefetch must be an integer"),
+        ({"prefetch": True}, "prefetch must be an integer"),
+        ({"threads": 1.5}, "threads must be an integer"),
         ({"collate_fn": 3}, "collate_fn must be callable"),
         ({"device": "warp"}, "device='warp' is not available"),
     ],

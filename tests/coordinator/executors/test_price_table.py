@@ -67,7 +67,7 @@ def test_a_file_overrides_single_prices(tmp_path):
         ('[lambda]\ngb_s = "much"\n', "much"),
         ("[lambda]\nhour = 0.01\ncoordinator_hour = 0.02\n", "coordinator_hour .* must not exceed hour"),
         ("gb_s = 1\n", "must be in a section"),
-        ("[lambda\n", "cannot be read"),
+        ("[lambda\n", "cannot parse .* as TOML"),
         ("[about]\ndate = 2026\n", "date"),
         ("[transfer]\nbetween_zones_gb = inf\n", "transfer between_zones_gb"),
         ("[machine]\nhour = 1\n", "machines hour"),
