@@ -211,7 +211,7 @@ def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now:
 
 
 def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
-    """Make room for ``count`` samples that a reader waits for. Return how many fit, finally at least one."""
+    """Make room for ``count`` samples that a reader waits for. Return how many fit, ultimately at least 1."""
     size_bytes = state.set_of(key).sample_bytes
     for later_than_s in (_NOT_NOW_S, _ANY_TIME_S):
         _make_room(state, size_bytes * count, later_than_s=later_than_s, now=now)

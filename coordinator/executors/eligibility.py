@@ -114,7 +114,7 @@ class Eligibility:
         )
 
     def ineligible(self, dataset: Dataset) -> frozenset[int]:
-        """Return the numbers of executors that cannot or may not be able to produce a dataset, never all."""
+        """Return the numbers of executors that cannot, or possibly cannot, produce a dataset; never all."""
         able = self._able(dataset)
         out = {
             number

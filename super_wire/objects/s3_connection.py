@@ -287,7 +287,7 @@ class Route:
         return data
 
     def send(self, request: Request) -> Any:
-        """Send a request through urllib3. Returns its response, whose body is still unread."""
+        """Send a request through urllib3. Return its response with the body still unread."""
         prefix = self.endpoint.path_prefix
         path = prefix or "/" if request.key is None else object_path(prefix, request.key)
         lines = self.signer.lines(
