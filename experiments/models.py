@@ -113,7 +113,7 @@ class NormalisedNetwork(nn.Module):
         height, width = images.shape[-2:]
         if self._side is not None and (height, width) != (self._side, self._side):
             raise ConfigError(
-                f"the model is for images of {self._side} x {self._side} pixels (recipe.crop), not {height} "
+                f"the model expects images of {self._side} x {self._side} pixels (recipe.crop), not {height} "
                 f"x {width}. Set recipe.crop to the size that recipe.steps produce."
             )
         logits: Tensor = self.network(torch.addcmul(self.shift, images.float(), self.scale))
@@ -199,7 +199,7 @@ _NESTED = ("model", "state_dict")
 def load_weights(model: nn.Module, place: str, source: str | None = None) -> str:
     """Load weights from the file ``place``, and return a description of them.
 
-    A classifier for another number of classes is skipped. If the file is missing, the error mentions
+    A classifier for a different number of classes is skipped. If the file is missing, the error mentions
     ``source``.
 
     Raises:

@@ -115,7 +115,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class OptimizerSpec:
-    """The optimiser and the learning-rate schedule, whose maximum is ``lr``."""
+    """The optimiser and the learning-rate schedule, which peaks at ``lr``."""
 
     name: Annotated[str, one_of(("adamw", "sgd"))] = "adamw"
     lr: PositiveNumber = 0.005

@@ -57,7 +57,7 @@ class Run:
 
     @property
     def coordinator(self) -> str:
-        """The coordinator's address, or an empty string for one host, whose trainers start one."""
+        """The coordinator's address, or an empty string for a single host: its trainers start one."""
         return f"{self.leader}:{self.ports[0]}" if self.data_hosts or len(self.training_hosts) > 1 else ""
 
 

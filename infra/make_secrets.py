@@ -59,7 +59,7 @@ def sign(authority: Pair, host: str, *others: str, days: int) -> Pair:
 
 
 def days_left(cert: str) -> float:
-    """Return the days until a certificate expires, which are negative if it has expired."""
+    """Return the days until a certificate expires: negative if it already has."""
     expires = x509.load_pem_x509_certificate(cert.encode()).not_valid_after_utc
     return (expires - dt.datetime.now(dt.UTC)) / dt.timedelta(days=1)
 
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m infra.make_secrets", description="Create certificates and a token for a SUPER stack."
     )
-    parser.add_argument("--stack", type=stack_name, required=True, help="the name of the stack to be created")
+    parser.add_argument("--stack", type=stack_name, required=True, help="name of the stack to create")
     parser.add_argument("--region", help="its region (default: from the environment)")
     parser.add_argument("--mutual-tls", action="store_true", help="also create a certificate for trainers")
     parser.add_argument("--renew", action="store_true", help="create new certificates now")

@@ -1,4 +1,4 @@
-"""The decoder's fingerprint (``golden`` on the wire), which is equal if functions decode identically."""
+"""The decoder's fingerprint (``golden`` on the wire). Functions that decode identically share it."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _pieces(request: PrefetchRequest) -> Iterator[tuple[str, list[int]]]:
 
 
 class _Reader:
-    """A thread-safe reader of pieces. At most ``fetch_bytes``, or one piece, wait to be pushed."""
+    """A thread-safe reader of pieces. Holds at most ``fetch_bytes``, or one piece, until pushed."""
 
     def __init__(self, invocation: Invocation, store: Store, pusher: Pusher) -> None:
         self._invocation, self._request = invocation, invocation.request

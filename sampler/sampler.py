@@ -281,11 +281,11 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return self.parts.state_of(delivered.position_after(count))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume at the position in ``state`` with the next iteration, in constant time.
+        """Make the next iteration resume at the position in ``state``, in constant time.
 
         The first page is requested at once in the background. Iterations in progress are not affected. The
-        state may come from another rank, or from another number of ranks if ``batch_size`` times ranks is
-        equal. The state of a StatefulDataLoader works too, with any number of workers.
+        state may come from another rank, or from a different number of ranks if ``batch_size`` times ranks
+        is the same. The state of a StatefulDataLoader works too, with any number of workers.
 
         Raises:
             ConfigError: the state belongs to another plan. The message lists the differences.

@@ -32,7 +32,7 @@ class SuperMix(ConcatDataset[Any]):
 
     Its ``SuperSampler`` opens a job per dataset. Each batch, and each rank's part, keeps the proportions to
     within a sample or two. Counts per epoch are exact. They only depend on sizes and proportions, so a run
-    can resume with another number of ranks.
+    can resume with a different number of ranks.
 
     An item is a batch. Tensors of equal dtype and shape are concatenated, dataset by dataset. Otherwise, all
     samples form a list, as from a SuperDataset. Other values, such as a :class:`BatchInfo`, form a list with

@@ -83,7 +83,7 @@ class End:
         return self.look_up(images)
 
     def look_up(self, images: torch.Tensor) -> torch.Tensor:
-        """Convert a batch to float32 by a table of all values."""
+        """Convert a batch to float32 with a lookup table of all values."""
         table = torch.empty(_RGB, 1, _VALUES)
         self.write(np.broadcast_to(np.arange(_VALUES, dtype=np.uint8), table.shape), table.numpy())
         rows = torch.arange(0, table.numel(), _VALUES, dtype=torch.int32, device=images.device)

@@ -175,7 +175,7 @@ def _known_class(transform: object) -> str:
 
 
 def name_of(transform: Any) -> str:
-    """Name a transform in a message."""
+    """Return a transform's name for use in messages."""
     name: str = getattr(transform, "__name__", type(transform).__name__)
     if _known_class(transform) != "Compose":
         return name

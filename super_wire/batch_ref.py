@@ -46,7 +46,7 @@ class Places:
 # It contains no credentials, connections or pixels, so workers of any start method can receive it.
 @dataclass(frozen=True, slots=True)
 class BatchRef:
-    """A planned batch of one rank."""
+    """A planned batch for one rank."""
 
     dataset_id: bytes
     job: str

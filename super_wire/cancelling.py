@@ -58,7 +58,7 @@ class HeldTasks:
         self._running.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            _log.error("a task of the %s failed; this is a bug", self._owner, exc_info=error)
+            _log.error("a background task failed (%s); this is a bug", self._owner, exc_info=error)
             self._on_error(error)
 
 

@@ -1,4 +1,4 @@
-"""Conversion of dataclasses to and from JSON messages, with checks of all fields."""
+"""Convert dataclasses to and from JSON messages, checking every field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records, the values in the cache: a 64-byte header and an array's bytes, which are not copied."""
+"""The cache's records: a 64-byte header followed by an array's bytes, which are never copied."""
 
 from __future__ import annotations
 

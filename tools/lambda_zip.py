@@ -112,9 +112,9 @@ def _install(requirements: Sequence[Path], target: Platform, folder: Path) -> No
     if done.returncode != 0:
         why = [line for line in done.stderr.strip().splitlines() if not line.startswith("WARNING:")]
         raise BundleError(
-            f"pip cannot download the wheels of {', '.join(file.name for file in requirements)} for Python "
-            f"{target.python} on {target.machine}; it needs the network or a local index (see pip's "
-            "configuration), and `make lock` updates the file. Its output:\n" + "\n".join(why[-12:])
+            f"pip could not download the wheels in {', '.join(file.name for file in requirements)} for "
+            f"Python {target.python} on {target.machine}. It needs network access or a local index (see "
+            "pip's configuration); `make lock` updates the file. Output of pip:\n" + "\n".join(why[-12:])
         )
 
 

@@ -225,5 +225,8 @@ def checksum(images: Tensor, labels: Tensor) -> int:
 
 def _checked(images: Tensor, labels: Tensor, side: int) -> int:
     if images.dtype != torch.uint8 or images.shape != (len(labels), 3, side, side):
-        raise BenchmarkError(f"the images arrived as {images.dtype} of shape {tuple(images.shape)}")
+        raise BenchmarkError(
+            f"expected uint8 images of shape {(len(labels), 3, side, side)}, "
+            f"but got {images.dtype} of shape {tuple(images.shape)}"
+        )
     return checksum(images, labels)

@@ -46,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measurement: the conditions, which its row begins with, and the figures."""
+    """One measurement: its conditions, which begin the row, and its figures."""
 
     conditions: Mapping[str, Any]
     figures: Mapping[str, float]

@@ -216,7 +216,7 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, listed: List
 
 
 def _check_ends(url: str, part: Part, members: Members, versions: PackedStrings) -> None:
-    """Check that members end within their files, whose versions contain their sizes."""
+    """Check that members end within their files. File versions contain the sizes."""
     sizes = np.array([size_in_version(version) for version in versions], dtype=np.int64)
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
         file = int(members.objects[row])

@@ -127,7 +127,7 @@ class Tree:
         yield Page(files, names)
 
     def _pace(self) -> None:
-        """Start the other threads if this one waits for a slow filesystem."""
+        """Start the other threads if this one is waiting for a slow filesystem."""
         if not self._alone:
             return
         self._seen += 1

@@ -87,7 +87,7 @@ class Members:
         return np.lexsort((*within, self.offsets, self.objects))
 
     def reorder(self, order: NDArray[np.int64]) -> Members:
-        """Return the members in another order, each column in its smallest dtype."""
+        """Return the members in the given order, each column in its smallest dtype."""
         return Members(
             narrowed(self.objects[order]),
             self.names.reorder(order),
@@ -109,7 +109,7 @@ class Field:
     members: Members | None
 
     def in_order(self, order: NDArray[np.int64]) -> Field:
-        """Return the field as in a catalog, with its samples in another order."""
+        """Return the field as in a catalog, with its samples in the given order."""
         if self.members is None:
             return Field(self.name, self.keys.reorder(order), self.versions.reorder(order), None)
         members = self.members.reorder(order)

@@ -84,7 +84,7 @@ class Allowed:
         return ("/",) if self.own_functions else ()
 
     def may_lead(self, real: str, source: str) -> bool:
-        """Return whether a link in a source may lead to a path. Both are real paths."""
+        """Return whether a link in ``source`` may lead to ``real``. Both paths must be resolved already."""
         return any(_is_within(real, root) for root in (source, *self.link_roots))
 
     def check_path(self, real: str, what: str) -> None:

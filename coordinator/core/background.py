@@ -181,7 +181,7 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
 
 
 def _drop_stored(state: State, key: SetKey, size_bytes: float) -> int:
-    """Drop stored samples that no job needs from the cache. Return the number of bytes freed."""
+    """Drop from the cache stored samples that no job needs. Return the number of bytes freed."""
     samples = state.set_of(key)
     resident = samples.having(SampleState.RESIDENT)
     stored = resident[samples.stored(resident)]

@@ -51,7 +51,7 @@ def expire_tombstones(state: State, now: float) -> None:
 
 
 def dispatch(state: State, now: float) -> None:
-    """Make requests while executors and the cache have room, then the saves that are due."""
+    """Create requests while executors and the cache have room, then any saves that are due."""
     _produce(state, now)
     if update_spending(state, now) is Spending.FREELY:
         for executor, key, indices in due_saves(state, now):

@@ -61,7 +61,7 @@ class ClosedJobs:
 
 
 class Pending(NamedTuple):
-    """Absent samples of the batches [start, stop), which a rank has looked at."""
+    """Absent samples of the batches [start, stop) that a rank has looked at."""
 
     start: int
     stop: int

@@ -1,4 +1,4 @@
-"""The life of a rank: it opens a job, requests, reads and misses batches, falls silent, and is removed."""
+"""The life cycle of a rank: open a job, request, read and miss batches, fall silent, be removed."""
 
 from __future__ import annotations
 

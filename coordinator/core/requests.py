@@ -1,4 +1,4 @@
-"""The life of a request: it is made, sent, answered or failed, and finished."""
+"""The life cycle of a request: created, sent, answered or failed, and finished."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def _queue_retries(
     now: float,
     **how: Any,
 ) -> None:
-    """Queue retries after a wait per sample, which is 0 s if another executor or the source can help."""
+    """Queue retries after a wait per sample: 0 s if another executor or the source can help."""
     if not indices.size:
         return
     key = request.order.samples

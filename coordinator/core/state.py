@@ -339,6 +339,6 @@ class State:
 
 
 def unique(indices: Ints) -> Ints:
-    """Drop duplicates, which padding causes, in order of first appearance."""
+    """Drop duplicates caused by padding. Keep the order of first appearance."""
     _, first = np.unique(indices, return_index=True)
     return indices[np.sort(first)]

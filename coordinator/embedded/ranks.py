@@ -1,4 +1,4 @@
-"""The ranks of a run, whose connections keep an embedded coordinator running."""
+"""The ranks of a run. Their connections keep an embedded coordinator running."""
 
 from __future__ import annotations
 

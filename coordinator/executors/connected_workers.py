@@ -224,7 +224,7 @@ class Workers:
     def admit(self, hello: pb.WorkerHello) -> ConnectedWorker:
         """Admit a worker, or refuse it with a ``ConfigError``."""
         if len(self._all) >= _MAX_WORKERS:
-            raise ConfigError(f"this coordinator already has its maximum of {_MAX_WORKERS} workers")
+            raise ConfigError(f"this coordinator has already reached its maximum of {_MAX_WORKERS} workers")
         others = self.fingerprint or hello.fingerprint
         if self.decodes and self.patience_s is None and hello.fingerprint != others:
             raise ConfigError(

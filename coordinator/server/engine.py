@@ -266,7 +266,7 @@ class Engine:
         self.note(self.datasets.ids_of(dataset.content), Tombstone(source, UNAVAILABLE, why, permanent=False))
 
     def note(self, dataset_ids: bytes, note: Tombstone) -> None:
-        """Write a note to the cache for datasets' readers, which says why samples do not arrive."""
+        """Write a note to the cache that tells datasets' readers why samples do not arrive."""
 
         async def write() -> None:
             with suppress(CacheError):  # upkeep reports it

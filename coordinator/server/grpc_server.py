@@ -1,4 +1,4 @@
-"""A grpc.aio server on a port or unix socket, which limits what strangers can use up."""
+"""A grpc.aio server on a port or unix socket. It limits the resources that strangers can use up."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _ORDERS_BYTES_MAX = 512 * 2**20
 
 
 class Orders:
-    """Orders that users' samplers drew, as far as received. The oldest are dropped. Thread-safe."""
+    """The orders drawn by users' samplers, as received so far. Drops the oldest. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

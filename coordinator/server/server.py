@@ -329,7 +329,7 @@ def _core_settings(
 
 
 async def _last_call(step: Callable[[], Awaitable[object]], otherwise: str) -> None:
-    """Make a last call to the cache, which may not respond any more."""
+    """Make a last call to the cache, which may have stopped responding."""
     try:
         async with asyncio.timeout(_CACHE_END_S):
             await step()

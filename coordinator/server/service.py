@@ -163,11 +163,13 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
                 "another name with job="
             )
         if job is None and len(self._core.jobs) >= _MAX_JOBS:
-            raise CoordinatorError(f"this coordinator has its maximum of {_MAX_JOBS} jobs: close some")
+            raise CoordinatorError(
+                f"this coordinator has reached its maximum of {_MAX_JOBS} jobs: close some"
+            )
         is_known = job is not None and request.rank in job.cursors
         if not is_known and sum(len(other.cursors) for other in self._core.jobs) >= _MAX_RANKS:
             raise CoordinatorError(
-                f"this coordinator has its maximum of {_MAX_RANKS} ranks in all jobs: close some"
+                f"this coordinator has reached its maximum of {_MAX_RANKS} ranks across all jobs: close some"
             )
         self._datasets.open(dataset)
         dataset.jobs = {request.job, *filter(self._is_open, dataset.jobs)}

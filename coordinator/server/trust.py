@@ -116,7 +116,7 @@ def warn_if_insecure(settings: TrustSettings) -> None:
 
 
 def check_listen_address(listen: str, name: str = "listen") -> None:
-    """Raise :class:`ConfigError`, which names the setting, if no server can listen at an address."""
+    """Raise :class:`ConfigError`, naming the setting, if no server can listen at an address."""
     path = socket_path(listen)
     if path is None:
         if not host_and_port(listen)[1]:

@@ -1,4 +1,4 @@
-"""The custom step ``experiments.augmentations.heavy:heavy@1``, which costs more than decoding."""
+"""The custom step ``experiments.augmentations.heavy:heavy@1``. It costs more than decoding."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """The figures of a `Round`, whose runs are in ``folder``."""
+    """The figures of a `Round` with its runs in ``folder``."""
 
     number: int
     repeat: int
@@ -97,7 +97,7 @@ class Comparison:
         )
 
     def conclusions(self) -> Iterator[tuple[str, str]]:
-        """Yield pairs of subject and sentence: what the figures show, and what they exclude."""
+        """Yield (subject, sentence) pairs: what the figures show, and what they rule out."""
         repeats = {arm.name: len(figures) for arm in self.arms if (figures := self.figures_of(arm.name))}
         yield "Warm-up:", self._about_warmup()
         once = [name for name, count in repeats.items() if count == 1]

@@ -157,7 +157,7 @@ def _run_of(
 
 
 def _run_in(place: Path) -> Path:
-    """Return the latest run in ``place``. If there is none, return ``place``, and reading it fails."""
+    """Return the latest run in ``place`` or, if there is none, ``place`` itself, which then fails to read."""
     directories = sorted(entry for entry in place.iterdir() if (entry / "report.json").is_file())
     return directories[-1] if directories else place
 

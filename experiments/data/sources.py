@@ -153,7 +153,7 @@ def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _with_annotations(directory: Path, train: Path) -> PreparedData:
-    """Write a key list of Tiny ImageNet's validation images, which share one folder."""
+    """Write a key list of Tiny ImageNet's validation images, all of which share one folder."""
     annotations = directory / "val" / _ANNOTATIONS
     # Each line has a file, its class and a box, separated by tabs.
     rows = [line.split("\t")[:2] for line in annotations.read_text(encoding="utf-8").splitlines()]

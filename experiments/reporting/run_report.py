@@ -53,7 +53,7 @@ def tiles(run: RunFiles) -> list[Tile]:
 
 
 def findings(run: RunFiles) -> list[tuple[str, str]]:
-    """Describe the run in pairs of subject and text: first what to change, then what happened."""
+    """Describe the run in (subject, text) pairs: first what to change, then what happened."""
     if not run.trained:
         return [_outcome(run)]
     change = ("What to change:", _change(run))

@@ -191,7 +191,7 @@ def advise(spec: Spec, log: Callable[[str], None], ranks: int = 1) -> Advice:
         )
     if not spec.loader.runs_functions:
         raise ConfigError(
-            f"superdl advise predicts only SUPER, but loader.kind is {spec.loader.kind}. Use --set "
+            f"superdl advise can only predict SUPER, but loader.kind is {spec.loader.kind}. Use --set "
             "loader.kind=super."
         )
     with begun(spec) as (rank, device), ExitStack() as stack:

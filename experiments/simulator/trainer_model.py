@@ -47,7 +47,7 @@ class PassMetrics:
 
 
 class TrainerModel:
-    """A rank, whose actions are scheduled by ``world.after``."""
+    """A rank whose actions are scheduled by ``world.after``."""
 
     def __init__(self, world: Simulation, script: JobScript, rank: int) -> None:
         self.world = world

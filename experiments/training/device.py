@@ -176,7 +176,7 @@ class Strategy:
 
 
 def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torch.dtype) -> Strategy:
-    """Distribute ``model``, which must be the same on all ranks, over the process group."""
+    """Distribute ``model``, which must be identical on all ranks, over the process group."""
     scales = dtype == torch.float16
     if name == "fsdp":
         return Strategy(model, model, device, _shard(model, device, dtype), scales)

@@ -219,7 +219,7 @@ class Batches:
             self._loader.load_state_dict(state["loader"])
 
     def next(self) -> Batch | None:
-        """Return the next batch, or None at the end, which is earlier if whole batches were bad samples."""
+        """Return the next batch, or None at the end, which comes early if whole batches were bad samples."""
         if self.step == self.steps:
             return None
         batch = self._begin() if self._iterator is None else next(self._iterator, None)

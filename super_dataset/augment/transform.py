@@ -134,7 +134,7 @@ class Augment:
 
         Raises:
             UsageError: the samples are not images; their sizes differ and ``size`` is not set; ``mean`` or
-                the jitter require another number of channels; or ``info`` belongs to another batch.
+                the jitter require a different number of channels; or ``info`` belongs to another batch.
         """
         channels, heights, widths = self._checked(images, info)
         size = self._size or (int(heights[0]), int(widths[0]))

@@ -230,9 +230,10 @@ class BatchInfo:
 
     @property
     def draw_ids(self) -> bytes:
-        """Return 16 bytes per delivered sample, from which to seed random numbers.
+        """Return a 16-byte random seed for each delivered sample.
 
-        They are the sample's id, changed if it was drawn before in this epoch, so that each draw differs.
+        The seed is the sample's id, altered if the sample was drawn earlier in this epoch so that each draw
+        gets its own.
         """
         if self.repetitions is None:
             return self.sample_ids

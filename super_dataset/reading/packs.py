@@ -101,7 +101,7 @@ class OpenPacks:
             self._packs.pop((store, pack), None)
 
     def drop_removed(self) -> None:
-        """Close packs that have been removed, whose disk space is not freed before. Runs once a minute."""
+        """Close packs that have been removed, to free their disk space. Runs once a minute."""
         if self._clock() < self._next_check_s:
             return
         self._next_check_s = self._clock() + _CHECK_EVERY_S

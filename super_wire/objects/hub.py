@@ -97,7 +97,9 @@ class Dataset(Bucket):
             with send("GET", location.url, {**headers, **range_header(bounded)}, follow) as response:
                 if response.good:
                     if response.size != location.size or (is_hub and response.etag() != location.version):
-                        raise ObjectError(Fault.CHANGED, "the file is not the one that the Hub announced")
+                        raise ObjectError(
+                            Fault.CHANGED, "the file does not match the size or ETag that the Hub reported"
+                        )
                     return response.content(bounded, before)
                 self._locations.pop(key, None)
                 if not is_cached:

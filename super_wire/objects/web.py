@@ -184,7 +184,7 @@ def range_header(span: Span | None) -> dict[str, str]:
 def send(
     method: str, url: str, headers: Mapping[str, str], follow: Callable[[str], bool]
 ) -> Iterator[Response]:
-    """Send a request and yield its response, whose body is still unread.
+    """Send a request and yield its response with the body still unread.
 
     ``follow`` is called with a redirect's URL. It returns whether to follow it, with the same headers;
     otherwise the redirect is the response. Connection failures, also in the block, become ``ObjectError``.

@@ -63,7 +63,7 @@ PARTS = tuple(entry.name for entry in fields(Period) if entry.name.endswith("_us
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """The cost of one way of loading, which ``tag`` names."""
+    """The cost of one way of loading, identified by ``tag``."""
 
     tag: str
     # Images/s of each job in an epoch after the first, and the resource that limits them.

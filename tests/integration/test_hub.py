@@ -107,7 +107,7 @@ def test_a_file_that_changes_while_it_is_read_is_no_other_version(hub_server):
     dataset = Dataset(HUB, hub_server.url, TOKEN)
     assert dataset.head("1.jpg") == (oid_of(b"one"), 3)  # of a branch, which functions never get
     hub_server.commit({"1.jpg": b"two"})
-    with pytest.raises(ObjectError, match="that the Hub announced"):
+    with pytest.raises(ObjectError, match="that the Hub reported"):
         dataset.read("1.jpg", version=oid_of(b"one"))
 
 

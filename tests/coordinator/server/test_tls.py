@@ -99,10 +99,10 @@ def test_an_unusable_certificate_is_named_without_repeating_a_key(certificates, 
         ((str(tmp_path / "none.pem"), pair.key_file), "tls_cert must be the path.*none.pem.*No such file"),
         ((str(text), pair.key_file), f"tls_cert={text} is not a PEM file"),
         ((pair.cert_file, secret), "tls_key must be the path.*No such file"),
-        ((pair.cert_file, broken), "cannot load tls_cert and tls_key"),
+        ((pair.cert_file, broken), "tls_cert and tls_key cannot be used"),
         (
             (pair.cert_file, certificates.client.key_file),
-            "cannot load tls_cert and tls_key: .*KEY_VALUES_MISMATCH",
+            "tls_cert and tls_key cannot be used: .*KEY_VALUES_MISMATCH",
         ),
         ((pair.cert_file, pair.key_file, pair.key_file), "tls_client_ca contains no CA certificates"),
     ]
