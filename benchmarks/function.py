@@ -25,7 +25,7 @@ from benchmarks.harness.processes import (
 from benchmarks.harness.results import BenchmarkReport, Column, Run
 from superdl.coordinator.catalog import list_source
 from superdl.lambda_prefetch.handler import handler
-from superdl.lambda_prefetch.transforms import Program
+from superdl.lambda_prefetch.image_steps import Program
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits, PrefetchRequest
 

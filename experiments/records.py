@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from superdl.super_wire.errors import CoordinatorError
-from superdl.super_wire.job_counters import UNKNOWN, WorkCounters, wait_for
+from superdl.super_wire.stall_causes import UNKNOWN, WorkCounters, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from superdl.lambda_prefetch.transforms import Program
+from superdl.lambda_prefetch.image_steps import Program
 from superdl.super_wire.ids import digest128
 from superdl.super_wire.recipe import Recipe
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.lambda_prefetch.decode import configure_pillow
 from superdl.lambda_prefetch.decoder_fingerprint import decoder_fingerprint
+from superdl.lambda_prefetch.image_steps import Program
 from superdl.lambda_prefetch.invocation import Invocation
 from superdl.lambda_prefetch.members import need_pyarrow
 from superdl.lambda_prefetch.pipeline import produce
@@ -18,7 +19,6 @@ from superdl.lambda_prefetch.push import cache_connections
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.telemetry import log_invocation
 from superdl.lambda_prefetch.transfers import restore, save
-from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.display import clean_text, keep_secrets_out_of_logs
 from superdl.super_wire.errors import ConfigError, SuperError
 from superdl.super_wire.ids import FieldColumns, sample_ids, split_ids

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from superdl.lambda_prefetch.custom_steps import Arrays
     from superdl.lambda_prefetch.fetching import Arrived
+    from superdl.lambda_prefetch.image_steps import Program
     from superdl.lambda_prefetch.invocation import Invocation
-    from superdl.lambda_prefetch.transforms import Program
     from superdl.super_wire.objects import Bucket
     from superdl.super_wire.request import PrefetchRequest
     from superdl.super_wire.store import PackMeta

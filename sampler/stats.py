@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from superdl.super_wire.job_counters import WorkCounters
+from superdl.super_wire.stall_causes import WorkCounters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -34,7 +34,7 @@ class ExecutorKind:
 EXECUTORS = {
     kind.name: kind
     for kind in (
-        ExecutorKind("local", f"{_HERE}.local:LocalExecutor", RunsOn.THIS_HOST, "this host"),
+        ExecutorKind("local", f"{_HERE}.local_worker:LocalExecutor", RunsOn.THIS_HOST, "this host"),
         ExecutorKind(
             "workers",
             f"{_HERE}.workers:WorkersExecutor",

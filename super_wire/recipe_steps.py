@@ -204,7 +204,7 @@ def _max_size_fault(step: Mapping[str, Any]) -> str:
 _PROBABILITY = Parameter(lambda value: _number(value, 0, 1, "a probability from 0 to 1"), 0.5)
 _TRUNCATED = Parameter(_one_of("error", "fill"), "error", later=True)
 _INTERPOLATION = Parameter(_one_of(*INTERPOLATIONS), "bilinear", later=True)
-# To add a step, add a row here and a function in lambda_prefetch/transforms.py.
+# To add a step, add a row here and a function in lambda_prefetch/image_steps.py.
 OPS: Mapping[str, Op] = MappingProxyType(
     {
         "decode": Op(_any_size, {"truncated": Parameter(_one_of("fill"))}, decodes=True),

@@ -10,6 +10,7 @@ from typing import Any
 
 from superdl.super_wire.display import clean_text
 from superdl.super_wire.errors import ConfigError
+from superdl.super_wire.field_checks import mapping_of, message_in
 from superdl.super_wire.ids import (
     ID_BYTES,
     MAIN_FIELD,
@@ -19,7 +20,6 @@ from superdl.super_wire.ids import (
     id_bucket,
     shown_name,
 )
-from superdl.super_wire.message_fields import mapping_of, message_in
 
 # Requests are JSON, in columns, because AWS Lambda's Invoke API transfers JSON.
 REQUEST_VERSION = 6

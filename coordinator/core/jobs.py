@@ -17,7 +17,7 @@ from superdl.coordinator.core.journal import NOTES_PER_RANK, BatchNote, JobStall
 from superdl.coordinator.core.plan import NEVER_SOON
 from superdl.coordinator.core.samples import EVERY_EPOCH, SetKey
 from superdl.coordinator.core.settings import NO_TEAM
-from superdl.super_wire.job_counters import WorkCounters
+from superdl.super_wire.stall_causes import WorkCounters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

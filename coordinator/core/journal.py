@@ -32,7 +32,7 @@ class BatchNote(NamedTuple):
 
 
 class Cause(enum.StrEnum):
-    """Causes of late batches, by their names in `super_wire.job_counters`."""
+    """Causes of late batches, by their names in `super_wire.stall_causes`."""
 
     STARTING = "starting"  # functions or the job were starting, or the samples had not been requested
     STORAGE = "storage"  # functions waited for the source or the store, or the samples for a retry

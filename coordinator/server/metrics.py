@@ -17,8 +17,8 @@ from superdl.coordinator.core import Cause, FailureKind, Spending
 from superdl.coordinator.server.log_handler import PARTS, warned_of
 from superdl.coordinator.server.statistics import cache_stats, executor_stats, team_stats
 from superdl.super_wire.errors import ConfigError
-from superdl.super_wire.job_counters import WAITS
 from superdl.super_wire.protocol import installed_version
+from superdl.super_wire.stall_causes import WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

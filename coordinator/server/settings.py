@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from superdl.coordinator.catalog.source import Allowed, parse_roots
 from superdl.coordinator.executors.aws_lambda import LambdaSettings
 from superdl.coordinator.executors.base import ExecutorContext, check_settings, sees_store, setting
-from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
+from superdl.coordinator.executors.local_worker import LocalExecutor, LocalSettings
 from superdl.coordinator.executors.workers import WorkersExecutor, WorkersSettings
 from superdl.coordinator.server.trust import TrustSettings, leaves_this_machine
 from superdl.coordinator.store.opening import AUTO, StoreChoice, chosen_store

@@ -98,7 +98,7 @@ class Decode:
         recipe = self._recipe
         if recipe.steps is None:
             return lambda content, _: decode_image(content, resize=recipe.resize, crop=recipe.crop)
-        from superdl.lambda_prefetch.transforms import Program
+        from superdl.lambda_prefetch.image_steps import Program
         from superdl.super_wire.recipe import Recipe
         from superdl.super_wire.request import Limits
 

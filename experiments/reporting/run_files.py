@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from superdl.super_wire.errors import ConfigError
 from superdl.super_wire.executors import EXECUTORS
-from superdl.super_wire.job_counters import BUCKET, RESTARTING, wait_for
+from superdl.super_wire.stall_causes import BUCKET, RESTARTING, wait_for
 from superdl.super_wire.user_text import read_json
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Pass(NamedTuple):
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Seconds of waiting by cause (see `super_wire.job_counters`), or empty if none was reported."""
+        """Seconds of waiting by cause (see `super_wire.stall_causes`), or empty if none was reported."""
         waits: dict[str, float] = {}
         for cause, total in ((self.metrics["stalls"] or {}).get("causes") or {}).items():
             waits[wait_for(cause)] = waits.get(wait_for(cause), 0.0) + float(total["wait_s"])

@@ -12,7 +12,7 @@ from superdl.experiments.reporting.page import cell_text, number, percent, secon
 from superdl.experiments.reporting.run_files import REPORT_FORMAT, RunFiles
 from superdl.experiments.reporting.tables import passes_table
 from superdl.super_wire.display import counted
-from superdl.super_wire.job_counters import UNKNOWN, WAITS
+from superdl.super_wire.stall_causes import UNKNOWN, WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from superdl.experiments.monitoring import GROUPS
 from superdl.experiments.reporting.page import Cell, Table, share, times
-from superdl.super_wire.job_counters import WAITS
+from superdl.super_wire.stall_causes import WAITS
 
 if TYPE_CHECKING:
     from superdl.experiments.reporting.run_files import Pass, RunFiles

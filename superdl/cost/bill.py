@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from superdl.coordinator.executors.price_table import PriceTable
-    from superdl.super_wire.job_counters import WorkCounters
+    from superdl.super_wire.stall_causes import WorkCounters
 
 _HOUR_S = 3600.0
 _MILLION = 1e6

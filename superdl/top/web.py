@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from superdl.super_wire.errors import ConfigError, SuperError, UnknownJobError
-from superdl.super_wire.job_counters import BUCKET, RESTARTING, SHARED, WAITS
+from superdl.super_wire.stall_causes import BUCKET, RESTARTING, SHARED, WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

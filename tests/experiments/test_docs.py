@@ -10,7 +10,7 @@ from superdl.experiments.data import MADE_SETS, PUBLISHED_SETS
 from superdl.experiments.monitoring import GROUPS
 from superdl.experiments.records import StepRecord
 from superdl.experiments.spec import load_spec
-from superdl.super_wire.job_counters import WAITS
+from superdl.super_wire.stall_causes import WAITS
 from tests.pages.commands import check
 from tests.pages.markdown import ROOT, commands_of
 from tools.studies import STUDIES

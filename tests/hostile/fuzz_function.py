@@ -20,8 +20,8 @@ from PIL import Image
 
 from superdl.lambda_prefetch.decode import FORMATS
 from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.image_steps import Program
 from superdl.lambda_prefetch.sources import SampleFailedError
-from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.errors import CacheError, ConfigError
 from superdl.super_wire.ids import sample_ids, split_ids
 from superdl.super_wire.recipe import Recipe

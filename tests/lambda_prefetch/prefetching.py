@@ -10,11 +10,11 @@ from PIL import Image
 
 from superdl.lambda_prefetch.fetching import Fetchers
 from superdl.lambda_prefetch.handler import handler
+from superdl.lambda_prefetch.image_steps import Program
 from superdl.lambda_prefetch.invocation import Invocation
 from superdl.lambda_prefetch.members import content_of
 from superdl.lambda_prefetch.settings import FunctionSettings
 from superdl.lambda_prefetch.sources import SampleFailedError
-from superdl.lambda_prefetch.transforms import Program
 from superdl.super_wire.ids import id_bucket, sample_ids
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.record import read_tombstone, unpack

@@ -96,7 +96,7 @@ def test_running_out_of_memory_leaves_no_tombstone(root, valkey, monkeypatch):
     def decode(data, **_):
         raise MemoryError
 
-    monkeypatch.setattr("superdl.lambda_prefetch.transforms.decode", decode)
+    monkeypatch.setattr("superdl.lambda_prefetch.image_steps.decode", decode)
     result = run(file_request(root, ["0.png"], valkey.unix_url))
     assert result.outcomes == ("source_error",)
     assert "memory" in result.messages["0"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from superdl.lambda_prefetch.transforms import Program
+from superdl.lambda_prefetch.image_steps import Program
 from superdl.super_dataset import PerSample, Recipe, split_transform
 from superdl.super_dataset.pictures import split_end
 from tests.fixtures.torchvision import torchvision_transforms

@@ -12,7 +12,7 @@ from PIL import Image
 from superdl.experiments.data import Source
 from superdl.experiments.loaders import LoaderRequest, open_loader
 from superdl.experiments.spec import LoaderSpec, RecipeSpec
-from superdl.lambda_prefetch.transforms import Program
+from superdl.lambda_prefetch.image_steps import Program
 from superdl.super_wire.errors import BadSampleError, SourceNotFoundError
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.request import Limits

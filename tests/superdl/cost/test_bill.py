@@ -8,7 +8,7 @@ import pytest
 from superdl.coordinator.core import Prices
 from superdl.coordinator.core.ledger import Ledger
 from superdl.cost.bill import EpochUse, PaidByHour, bill_of, prices_for
-from superdl.super_wire.job_counters import WorkCounters
+from superdl.super_wire.stall_causes import WorkCounters
 
 PRICES = prices_for(PaidByHour())
 LAMBDA = PRICES.of("lambda")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from superdl.coordinator.executors.local import LocalExecutor
+from superdl.coordinator.executors.local_worker import LocalExecutor
 from tests.fixtures.images import write_images
 from tests.fixtures.stack import Stack
 from tests.superdl.doctor.conftest import check_findings, only

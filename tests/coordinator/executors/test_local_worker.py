@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from superdl.coordinator.executors.base import ExecutorContext, ExecutorError
-from superdl.coordinator.executors.local import LocalExecutor, LocalSettings, Scratch
+from superdl.coordinator.executors.local_worker import LocalExecutor, LocalSettings, Scratch
 from superdl.super_wire.worker_process import WorkerProcess
 from tests.coordinator.executors.asking import TIMEOUT_S, ask, ask_for_images, assert_cached
 from tests.coordinator.executors.processes import alive, children_running, until
@@ -87,7 +87,7 @@ async def test_slots_with_another_decoder_are_refused(functions, capfd):
 COORDINATOR = """
 import asyncio, sys
 from superdl.coordinator.executors.base import ExecutorContext
-from superdl.coordinator.executors.local import LocalExecutor, LocalSettings
+from superdl.coordinator.executors.local_worker import LocalExecutor, LocalSettings
 from tests.coordinator.executors.asking import ask
 
 async def main():
@@ -138,7 +138,7 @@ async def test_an_early_worker_is_used_unless_it_has_ended(misbehaving, is_kille
 ANOTHER = """
 import sys
 from pathlib import Path
-from superdl.coordinator.executors.local import Scratch
+from superdl.coordinator.executors.local_worker import Scratch
 mine = Scratch(Path(sys.argv[1]))
 print(mine.path, flush=True)
 sys.stdin.read()

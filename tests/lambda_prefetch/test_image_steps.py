@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from superdl.lambda_prefetch.image_steps import SampleRandom, random_crop_box
 from superdl.lambda_prefetch.sources import SampleFailedError
-from superdl.lambda_prefetch.transforms import SampleRandom, random_crop_box
 from superdl.super_wire.recipe import Recipe
 from superdl.super_wire.recipe_steps import INTERPOLATIONS, PADDING_MODES
 from superdl.super_wire.request import Outcome
