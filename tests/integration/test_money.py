@@ -55,7 +55,7 @@ def test_at_the_hard_cap_batches_fail_with_its_name_over_restarts_too(temporary,
 
         for policy in ("raise", "skip"):
             with job(policy) as (sampler, loader):
-                with pytest.raises(SpendingCapError, match="max_usd, which is 3"):
+                with pytest.raises(SpendingCapError, match=r"exceed max_usd \(3 USD\)"):
                     collect(loader)
                 told = sampler.job_stats()
                 assert 0 < told.total_usd <= 3
