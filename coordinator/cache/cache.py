@@ -1,4 +1,4 @@
-"""The coordinator's cache client, and its lock on the cache."""
+"""The coordinator's cache client and cache lock."""
 
 from __future__ import annotations
 
@@ -96,15 +96,15 @@ def _checked_reply(
 
 
 class Cache:
-    """An asyncio client for a Redis or Valkey server, or a Redis Cluster, with the environment's credentials.
-    Commands raise ``CacheError`` if a server refuses them, and ``CacheUnreachableError`` if none answers
-    or a reply is invalid.
+    """An asyncio client for Redis, Valkey or Redis Cluster. It reads credentials from the environment.
+    Commands raise ``CacheError`` if a server rejects them, and ``CacheUnreachableError`` if no server
+    responds or a reply is invalid.
 
     Args:
         address: ``redis://host:port[/db]``, ``rediss://host:port[/db]`` or ``unix:///path``, without
             credentials. In a cluster, the address of any node.
-        owner: the lock's owner. A restarted coordinator with the same owner takes over the lock.
-        insecure: allow unencrypted connections to other machines, like ``SUPER_INSECURE``.
+        owner: the lock's owner. A coordinator restarted with the same owner takes over the lock.
+        insecure: allow unencrypted connections to other machines, as ``SUPER_INSECURE`` does.
 
     Raises:
         ConfigError: the address, credentials or certificates cannot be used.
@@ -120,7 +120,7 @@ class Cache:
 
     @_checked_reply
     async def info(self) -> CacheInfo:
-        """Return the server's report, combined over a cluster's masters."""
+        """Return the server's statistics, combined across a cluster's masters."""
         masters = await self.nodes.masters(refresh=True)  # new shards do not announce themselves
         calls = (self.nodes.at(master.node, ("INFO",), ("DBSIZE",)) for master in masters)
         infos = [CacheInfo.of_server(*reply) for reply in await asyncio.gather(*calls)]
@@ -129,7 +129,7 @@ class Cache:
 
     @_checked_reply
     async def hold_lock(self) -> bool:
-        """Take or renew the lock. Return whether it was taken.
+        """Acquire or renew the lock. Return whether it was newly acquired.
 
         Raises ``LockHeldError`` if another coordinator holds it.
         """
@@ -157,7 +157,7 @@ class Cache:
 
     @_checked_reply
     async def fingerprint(self) -> str:
-        """Return the decoder fingerprint of the cache's records, or an empty string."""
+        """Return the decoder fingerprint of the cached records, or an empty string if none is set."""
         agreed = await self.get(FINGERPRINT_KEY)
         if agreed and not _DIGEST.fullmatch(agreed):
             raise ValueError(f"{agreed!r} is not a digest")
@@ -165,7 +165,7 @@ class Cache:
 
     @_checked_reply
     async def agree_on_fingerprint(self, digest: str) -> tuple[str, bool]:
-        """Record the decoder fingerprint unless there is one. Return it, and whether it is new."""
+        """Set the decoder fingerprint if none is set. Return the current one, and whether it is new."""
         agreed = await self.fingerprint()
         # NX: of two concurrent coordinators, the second reads the digest of the first.
         if not agreed and await self.nodes.call(FINGERPRINT_KEY, "SET", FINGERPRINT_KEY, digest, "NX"):
@@ -174,7 +174,7 @@ class Cache:
 
     @_checked_reply
     async def spent_usd(self) -> tuple[float, dict[str, float]]:
-        """Return earlier spending, in total and by team. Raises ``ConfigError`` if it is invalid."""
+        """Return past spending, in total and by team. Raises ``ConfigError`` if the value is invalid."""
         written = await self.get(SPENT_KEY) or b"0"
         try:
             spent = json.loads(written)
@@ -192,12 +192,12 @@ class Cache:
         return sums_usd[0], teams_usd
 
     async def set_spent_usd(self, usd: float, by_team: Mapping[str, float]) -> None:
-        """Store the spending for future coordinators."""
+        """Store spending, in total and by team, for future coordinators."""
         await self.set(SPENT_KEY, json.dumps({"usd": usd, "teams": dict(by_team)}).encode())
 
     @_checked_reply
     async def get(self, key: bytes) -> bytes:
-        """Return a key's value, or empty bytes."""
+        """Return a key's value, or empty bytes if the key is missing."""
         return string(await self.nodes.call(key, "GET", key) or b"")
 
     async def set(self, key: bytes, value: bytes) -> None:
@@ -243,7 +243,7 @@ class Cache:
 
     @_checked_reply
     async def read_back(self, ids: bytes) -> NDArray[np.int64]:
-        """Verify whole records. Return lengths like :meth:`audit`, with 0 for corrupt records."""
+        """Verify entire records. Return lengths as :meth:`audit` does, but 0 for corrupt records."""
         lengths = await self.audit(ids)
         sample_ids = split_ids(ids)
         for index in np.flatnonzero(lengths).tolist():  # one at a time, because they may be large
@@ -257,7 +257,7 @@ class Cache:
 
     @_checked_reply
     async def record(self, sample_id: bytes) -> bytes | None:
-        """Return a whole record, or ``None`` if there is none."""
+        """Return a complete record, or ``None`` if it is missing."""
         (key,) = cache_keys(sample_id)
         parts, size = list[bytes](), 0
         while not parts or len(parts[-1]) == _PART_BYTES:
@@ -271,7 +271,7 @@ class Cache:
 
     @_checked_reply
     async def scan_records(self, cursor: int, *, count: int) -> tuple[int, bytes]:
-        """Return the next cursor, which is 0 at the end, and about ``count`` ids, possibly repeated."""
+        """Return the next cursor (0 after the last) and about ``count`` ids, possibly with repeats."""
         shard, shard_cursor = divmod(cursor, _CURSORS)  # one master after the other
         masters = await self.nodes.masters()
         if shard >= len(masters):  # the cluster has shrunk
@@ -286,7 +286,7 @@ class Cache:
         return (shard + 1) % len(masters) * _CURSORS, ids
 
     async def drop(self, ids: bytes) -> None:
-        """Delete records. Missing ones are ignored."""
+        """Delete records, ignoring any that are missing."""
         keys = cache_keys(ids)
         for start in range(0, len(keys), _PIPELINE_KEYS):
             await self.nodes.unlink(keys[start : start + _PIPELINE_KEYS])
@@ -294,7 +294,7 @@ class Cache:
     async def write_tombstones(
         self, ids: bytes, tombstones: Sequence[Tombstone], expires_in_s: float
     ) -> None:
-        """Write tombstones that expire, for ids without a record."""
+        """Write expiring tombstones for ids that have no record."""
         keys, expires_in_ms = cache_keys(ids), int(expires_in_s * 1000)
         commands: list[Words] = [
             # NX: do not replace a record that has just arrived.
@@ -304,7 +304,7 @@ class Cache:
         self.nodes.checked(await self.nodes.each(keys, commands))
 
     async def write_note(self, ids: bytes, note: Tombstone, expires_in_s: float) -> None:
-        """Write a note that expires under each of these ids, replacing earlier notes."""
+        """Write an expiring note under each id, replacing any earlier note."""
         for key, sample_id in zip(cache_keys(ids), split_ids(ids), strict=True):
             await self.nodes.call(
                 key, "SET", key, pack_tombstone(note, sample_id), "PX", int(expires_in_s * 1000)

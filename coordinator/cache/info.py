@@ -1,4 +1,4 @@
-"""Cache servers' reports, and the memory available for records."""
+"""Cache server statistics, and the memory available for records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SPREAD_SHARE = 0.95  # of a cluster node's maxmemory, because a node may get 5%
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """A server's report, or a cluster's combined report. Sizes are in bytes."""
+    """Statistics for a server, or for an entire cluster. Sizes are in bytes."""
 
     # Run ids of the server processes.
     nodes: frozenset[str]
@@ -56,9 +56,9 @@ class CacheInfo:
         )
 
     def budget(self, cache_bytes: int) -> int:
-        """Return the memory for records in bytes: the cache's memory minus headroom.
+        """Return the memory available for records in bytes: the cache's memory minus headroom.
 
-        ``cache_bytes`` is another limit of the cache's memory, unless it is 0.
+        ``cache_bytes`` further limits the cache's memory, unless it is 0.
         """
         limit = self.maxmemory or cache_bytes or int(self.system_memory * _UNLIMITED_SHARE)
         limit = min(limit, cache_bytes or limit)
@@ -72,7 +72,7 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True)
 class CacheLoad:
-    """The worst node's load, for alarms, because a full or busy node slows down the others."""
+    """The load of the fullest and busiest nodes, for alarms. Full or busy nodes slow down the others."""
 
     # Used share of the fullest node's memory.
     fullest_share: float = 0.0
@@ -83,9 +83,9 @@ class CacheLoad:
 
 
 def combined(infos: Sequence[CacheInfo], slots: Sequence[int], hosts: int) -> CacheInfo:
-    """Combine the reports of a cluster's masters, which run on ``hosts`` machines.
+    """Combine the statistics of a cluster's masters, which run on ``hosts`` machines.
 
-    ``slots`` is each master's number of slots. The fullest node limits the cluster.
+    ``slots`` holds each master's slot count. The fullest node limits the cluster.
     """
     # Records are distributed like slots: a node with a third of the slots and 1 GB makes a cluster of 3 GB.
     # If it has 100 MB left, the cluster has 300 MB left.

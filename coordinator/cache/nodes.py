@@ -1,4 +1,4 @@
-"""The cache's servers. The client blocks, so each call runs in a thread with its own connections."""
+"""Access to the cache servers. The client blocks, so each call runs in a thread with its own connections."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _Value = TypeVar("_Value")
 
 
 class Master(NamedTuple):
-    """A server with records, and its number of cluster slots (1 for a single server)."""
+    """A server that holds records, and its cluster slot count (1 for a single server)."""
 
     node: Node
     slots: int
 
 
 class CacheNodes:
-    """All servers behind the address of any node, for use on one event loop.
+    """All cache servers, found through the address of any node. Use it on a single event loop.
 
     Raises ``ConfigError`` if the address or the certificates cannot be used.
     """
@@ -55,17 +55,17 @@ class CacheNodes:
         self._slots: tuple[SlotMap | None] | None = None
 
     async def each(self, keys: Sequence[bytes], commands: Sequence[Words]) -> list[Any]:
-        """Send each command to its key's node, possibly twice. Return a reply or error for each."""
+        """Send each command, possibly twice, to the node of its key. Return a reply or an error for each."""
         sent = [Command.of(key, *map(_as_bytes, words)) for key, words in zip(keys, commands, strict=True)]
         return await self._run(lambda nodes: exchange(nodes, sent, timeout_s=_TIMEOUT_S))
 
     async def call(self, key: bytes, *words: bytes | str | int) -> Any:
-        """Send a command and return its reply. Raises like :meth:`checked`."""
+        """Send a command and return its reply. Raises the same errors as :meth:`checked`."""
         (reply,) = self.checked(await self.each([key], [words]))
         return reply
 
     async def unlink(self, keys: Sequence[bytes]) -> None:
-        """Delete keys, with a single command if there is a single server."""
+        """Delete keys, in one command if there is only one server."""
         commands: list[Words] = [("UNLINK", *keys)]
         if self._slots != (None,):  # a cluster refuses commands with keys of several slots
             commands = [("UNLINK", key) for key in keys]
@@ -75,8 +75,8 @@ class CacheNodes:
         """Return the replies, or raise the first error among them.
 
         Raises:
-            CacheUnreachableError: a node does not respond. Commands may or may not have been executed.
-            CacheError: a node refuses a command or the connection.
+            CacheUnreachableError: a node did not respond. The commands may or may not have been executed.
+            CacheError: a node rejected a command or the connection.
         """
         for reply in replies:
             if isinstance(reply, CacheError):
@@ -87,7 +87,7 @@ class CacheNodes:
 
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
-        """Raise ``CacheUnreachableError`` if the body cannot parse a reply."""
+        """Convert errors from parsing a reply to ``CacheUnreachableError``."""
         try:
             yield
         except SuperError:
@@ -98,7 +98,7 @@ class CacheNodes:
             ) from error
 
     async def masters(self, *, refresh: bool = False) -> list[Master]:
-        """Return the servers with records, in a stable order. ``refresh`` queries the cluster first."""
+        """Return the servers that hold records, in a stable order. ``refresh`` queries the cluster first."""
 
         def look(nodes: NodeConnections) -> list[Master]:
             if nodes.stale or (refresh and nodes.slots is not None):
@@ -112,7 +112,7 @@ class CacheNodes:
         return await self._run(look)
 
     async def at(self, node: Node, *commands: Words) -> list[Any]:
-        """Send commands without keys to a node and return its replies. Raises like :meth:`checked`."""
+        """Send keyless commands to a node and return its replies. Raises what :meth:`checked` raises."""
         sent = [[*map(_as_bytes, words)] for words in commands]
 
         def send(nodes: NodeConnections) -> list[Any]:
@@ -125,7 +125,7 @@ class CacheNodes:
         return [*self.checked(await self._run(send))]
 
     async def close(self) -> None:
-        """Close all connections, those of running calls when the calls end."""
+        """Close all connections. Those of running calls close when the calls finish."""
         self._closed = True
         self._threads.close(CacheUnreachableError(f"the connection to {self.address} is closed"))
         while self._idle:
@@ -157,7 +157,7 @@ class CacheNodes:
 
 
 def string(reply: Any) -> bytes:
-    """Return a reply that must be a string, or raise ``TypeError``."""
+    """Check that a reply is a string and return it. Raises ``TypeError`` otherwise."""
     if not isinstance(reply, bytes):
         raise TypeError(f"expected a string, got {str(reply)[:40]!r}")
     return reply

@@ -1,4 +1,4 @@
-"""Streams of read reports in the cache. Readers append to them, and the coordinator empties them."""
+"""Read report streams in the cache. Readers append to them, and the coordinator drains them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NUMBER_MAX = 2**48
 class ReportReader:
     """Reads the report streams of all open jobs, and passes batches of events to ``emit``.
 
-    Methods raise the errors of :meth:`CacheNodes.checked`.
+    Methods raise the same errors as :meth:`CacheNodes.checked`.
     """
 
     def __init__(self, nodes: CacheNodes, emit: Callable[[list[BatchRead]], None]) -> None:
@@ -54,7 +54,7 @@ class ReportReader:
 
     @property
     def jobs(self) -> list[str]:
-        """Return the jobs whose streams are read."""
+        """Return the jobs whose streams are being read."""
         return list(self._jobs)
 
     async def follow(self, job: str) -> None:
@@ -82,7 +82,7 @@ class ReportReader:
         self._renewed_s = now_s
 
     async def read_once(self) -> None:
-        """Wait briefly for entries, and emit them."""
+        """Wait briefly for entries and emit any that arrive."""
         jobs = self.jobs
         if not jobs:
             await asyncio.sleep(_REPORTS_BLOCK_MS / 1000)
@@ -92,7 +92,7 @@ class ReportReader:
         await asyncio.sleep(_REPORTS_PAUSE_S + _PAUSE_PER_STREAM_S * len(jobs))
 
     async def catch_up(self, job: str) -> None:
-        """Emit the rest of a closing job's stream, without waiting for a failing cache."""
+        """Emit the remaining entries of a closing job's stream, but do not wait for a failing cache."""
 
         async def read() -> None:
             reads = 0
@@ -122,7 +122,7 @@ class ReportReader:
     async def _pop(self, streams: Sequence[bytes], block_ms: int) -> list[_StreamEntries]:
         """Remove and return the oldest entries of each stream, waiting up to ``block_ms`` for the first.
 
-        All streams are in one slot. If entries cannot be deleted, the next call returns them again.
+        All streams share a cluster slot. If entries cannot be deleted, the next call returns them again.
         """
         count = max(1, min(_REPORTS, _ENTRIES_MAX // len(streams)))
         # Always read from the beginning, because a forged id could move a stored position.
@@ -153,7 +153,7 @@ class ReportReader:
         return batches
 
     async def _empty(self, stream: bytes) -> None:
-        """Create a stream, or replace an existing one."""
+        """Create an empty stream, replacing any existing one."""
         commands: list[Words] = [
             ("UNLINK", stream),  # a stream with the largest id accepts no more entries
             ("XADD", stream, "MAXLEN", 0, "*", b"x", b""),
@@ -191,7 +191,7 @@ class _StreamEntries(NamedTuple):
 
 
 def _check(report: ReadReport) -> None:
-    """Raise ``ValueError`` for implausible numbers, because entries may be forged."""
+    """Raise ``ValueError`` if the numbers are implausible, because entries may be forged."""
     numbers = (
         report.epoch,
         report.position,

@@ -1,4 +1,4 @@
-"""Delete an earlier coordinator's records of datasets that no job has opened since."""
+"""Delete records that an earlier coordinator wrote for datasets that no job has opened since."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ROWS = 2**18
 class Sweep:
     """Repeated passes over the cache's records, one step at a time.
 
-    ``known`` returns the ids of all known samples. While it returns ``None``, nothing is deleted.
+    ``known`` returns the ids of all known samples. Nothing is deleted while it returns ``None``.
     """
 
     def __init__(self, cache: Cache, known: Callable[[], Sequence[Ids] | None]) -> None:
@@ -43,7 +43,7 @@ class Sweep:
         self._resume_at_s = 0.0
 
     async def step(self, now_s: float, most: int = _DELETED_PER_STEP) -> None:
-        """Scan some records, and delete up to ``most`` unknown ones once enough were scanned.
+        """Scan some records, and delete up to ``most`` unknown ones once enough have been scanned.
 
         ``now_s`` is monotonic time. Raises ``CacheError``.
         """
@@ -108,7 +108,7 @@ def _whole(known: Sequence[Ids]) -> list[int]:
 
 
 class HeldIds(NamedTuple):
-    """The ids of some of a dataset's samples, derived on demand."""
+    """Ids of a subset of a dataset's samples, computed on demand."""
 
     dataset: Dataset
     epoch: int
@@ -126,7 +126,7 @@ Ids: TypeAlias = "NDArray[np.uint8] | HeldIds"
 
 
 def unknown_among(scanned: bytes, known: Sequence[Ids]) -> bytes:
-    """Return the scanned ids that are not known, concatenated and possibly repeated."""
+    """Return the scanned ids that are not known, concatenated, possibly with repeats."""
     ids = np.frombuffer(scanned, dtype="<u8").reshape(-1, 2)
     ids = ids[np.argsort(ids[:, 0])]
     # Compare the first eight bytes. A collision only keeps a record.

@@ -1,7 +1,7 @@
 """The pure core: plans, residency, prefetch decisions. Events in, actions out; no I/O, no clock.
 
-Read ``ranks`` and ``lookahead`` for the life of a rank; ``dispatching``, ``requests`` and
-``retrying`` for that of a request; ``samples`` and ``cache`` for that of a sample.
+To follow a rank, read ``ranks`` and ``lookahead``. To follow a request, read ``dispatching``,
+``requests`` and ``retrying``. To follow a sample, read ``samples`` and ``cache``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Work that no reader waits for.
+"""Background work that no reader is waiting for.
 
 An executor with access to the store *saves* samples that others decoded into the cache. A job
-without readers *fills* the cache or the store, up to a size and a cost.
+without readers *fills* the cache or the store, up to a given size and cost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PACK_BYTES = 32 * 2**20
 
 
 def due_saves(state: State, now: float) -> Iterator[tuple[ExecutorState, SetKey, Ints]]:
-    """Yield the saves that can be made now, longest waiting first. Request each before the next."""
+    """Yield saves that can start now, longest waiting first. Request each before taking the next."""
     while (next_due := due(state, now)) is not None:
         key, executor = next_due
         unsaved, samples = state.unsaved.pop(key, _pack_samples(state, key)), state.sets.get(key)
@@ -60,7 +60,7 @@ def _saves(state: State) -> list[Prefetch]:
 
 
 def due(state: State, now: float) -> tuple[SetKey, ExecutorState] | None:
-    """Return a set that is due to be saved and an idle executor for it, or ``None``."""
+    """Return a sample set that is due to be saved, and an idle executor for it, or ``None``."""
     first = state.unsaved.first()
     if first is None:
         return None
@@ -78,7 +78,7 @@ def _pack_samples(state: State, key: SetKey) -> int:
 
 
 def saver(state: State, now: float) -> ExecutorState | None:
-    """Return an idle executor for a save, or ``None``."""
+    """Return an idle executor that can save samples, or ``None``."""
     saves = Counter(order.executor for order in _saves(state))
     for executor in state.fleet.executors:
         access = executor.store
@@ -101,7 +101,7 @@ def next_save_s(state: State) -> float | None:
 
 
 def saved(event: RequestDone) -> Bools:
-    """Return a mask of a save's samples that are in its pack."""
+    """Return a mask of the samples that a save wrote to its pack."""
     if event.pack and event.stored is not None:
         return event.stored
     return np.zeros(event.outcomes.size, dtype=np.bool_)
@@ -117,7 +117,7 @@ def save_answered(state: State, request: Request, event: RequestDone, now: float
 
 
 def save_again(state: State, request: Request, left: Bools, now: float) -> None:
-    """Requeue samples that are still in the cache."""
+    """Requeue the ``left`` samples that are still in the cache."""
     key = request.order.samples
     samples = state.sets.get(key)
     if samples is not None:
@@ -130,7 +130,7 @@ _DROPPED_SHARE = 1 / 32  # of the budget, to drop at once
 
 
 class Filled(NamedTuple):
-    """The progress of filling: samples present and failed, their size, and why filling ended.
+    """Fill progress: the number of samples present and failed, the bytes present, and why filling ended.
 
     ``ended`` is empty while filling continues.
     """
@@ -181,7 +181,7 @@ def room_to_fill(state: State, job: Job, key: SetKey, count: int) -> int:
 
 
 def _drop_stored(state: State, key: SetKey, size_bytes: float) -> int:
-    """Drop from the cache stored samples that no job needs. Return the number of bytes freed."""
+    """Drop cached samples that are in the store and that no job needs. Return the number of bytes freed."""
     samples = state.set_of(key)
     resident = samples.having(SampleState.RESIDENT)
     stored = resident[samples.stored(resident)]
@@ -202,7 +202,7 @@ def _present_bytes(state: State, job: Job, key: SetKey) -> float:
 
 
 def filled(state: State, job: Job) -> Filled:
-    """Return a filling job's progress."""
+    """Return the fill progress of a job."""
     key = job.samples_of(0)
     samples, in_store = state.set_of(key), job.fill is not None and job.fill.to_store
     present = samples.stored_count if in_store else samples.resident_count

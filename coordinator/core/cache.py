@@ -1,6 +1,6 @@
 """The cache: audits, read-backs of new records, and eviction.
 
-Samples whose next use is farthest in the future are dropped first (Belady 1966).
+Samples whose next use is furthest in the future are dropped first (Belady, 1966).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _READ_BACK_BYTES_MAX = 16 * 2**20
 def audit(
     state: State, key: SetKey, indices: Ints, requester: BatchPlace | CursorSpan, *, whole: bool = False
 ) -> None:
-    """Request an audit, unless there are no samples."""
+    """Request an audit of the samples, if there are any."""
     if not indices.size:
         return
     state.set_of(key).move(indices, SampleState.CHECKING)
@@ -113,7 +113,7 @@ def cache_evicted(state: State, event: CacheEvicted, now: float) -> None:
 
 
 def cache_grew(state: State, event: CacheGrew, now: float) -> None:
-    """Estimate the memory used by others."""
+    """Update the estimate of the memory used by others."""
     # Requests in flight have pushed an unknown part of their reserved bytes. Keep the last estimate if it is
     # possible. Once foreign memory must have grown, assume that half was pushed.
     least, most = event.excess_bytes - state.reserved_bytes, event.excess_bytes
@@ -122,7 +122,7 @@ def cache_grew(state: State, event: CacheGrew, now: float) -> None:
 
 
 def cache_resized(state: State, event: CacheResized, now: float) -> None:
-    """Adopt the cache's new budget, and return half of the memory withheld after refused writes."""
+    """Adopt the cache's new budget, and release half of the memory withheld after refused writes."""
     grew = event.budget_bytes > state.budget_bytes
     state.budget_bytes = max(1, event.budget_bytes)
     state.withheld_bytes //= 2
@@ -136,9 +136,9 @@ def cache_resized(state: State, event: CacheResized, now: float) -> None:
 def choose_to_read_back(
     state: State, request: Request, indices: Ints, record_bytes: Ints, now: float
 ) -> None:
-    """Request a read-back of one of a result's records, if it is due.
+    """Request a read-back of one record from a result, if a read-back is due.
 
-    It detects corruption on the write path, which would affect every reader, at the cost of a GET.
+    For the cost of a GET, this detects corruption on the write path, which would affect every reader.
     """
     executor = state.fleet.executors[request.order.executor]
     every_s = _CORRUPT_EVERY_S if executor.breaker.corrupts else _READ_BACK_EVERY_S
@@ -151,7 +151,7 @@ def choose_to_read_back(
 
 
 def record_read_back(state: State, event: RecordReadBack, now: float) -> None:
-    """Handle a read-back. A corrupt record is dropped, and its executor set aside until one is intact."""
+    """Handle a read-back. Drops a corrupt record, and sets its executor aside until a record is intact."""
     executor = state.fleet.executors[event.executor]
     if not event.fault:
         executor.breaker.record_intact()
@@ -195,7 +195,7 @@ def fits(state: State, key: SetKey, count: int) -> bool:
 
 
 def enforce_budget(state: State, now: float) -> None:
-    """Drop samples that no reader waits for until the cache fits its budget."""
+    """Drop samples until the cache is within its budget, sparing those that a reader is waiting for."""
     if state.free_bytes < 0:
         _evict(state, -state.free_bytes, later_than_s=_NOT_NOW_S, now=now)
 
@@ -213,7 +213,7 @@ def room_for(state: State, key: SetKey, count: int, *, later_than_s: float, now:
 def urgent_room_for(state: State, key: SetKey, count: int, now: float) -> int:
     """Make room for ``count`` samples that a reader is waiting for, and return how many fit.
 
-    Returns at least one if no request in flight and no read can free room.
+    Returns at least 1 unless a request in flight or a pending read can still free room.
     """
     size_bytes = state.set_of(key).sample_bytes
     for later_than_s in (_NOT_NOW_S, _ANY_TIME_S):
@@ -264,7 +264,7 @@ def _evict(state: State, size_bytes: int, *, later_than_s: float, now: float) ->
 
 
 def update_shares(state: State, now: float) -> None:
-    """Check which teams exceed their share of the cache. Teams that read a dataset split its memory."""
+    """Check which teams exceed their cache share. Teams that read the same dataset split its memory."""
     if now < state.room_search.shares_again_s:
         return
     state.room_search.shares_again_s = now + _SHARES_EVERY_S
@@ -292,10 +292,10 @@ def choose_victims(
     spared: Mapping[SetKey, Ints],
     unneeded_bytes: int = 0,
 ) -> dict[SetKey, Ints]:
-    """Choose resident samples to drop, by set, farthest next use first, until ``size_bytes`` are free.
+    """Choose samples to drop, by set, furthest next use first, until ``size_bytes`` are free.
 
-    Chooses up to ``unneeded_bytes`` of samples that no job will need. Only considers samples
-    needed after ``later_than_s`` and not ``spared``, and of very many only a part, by ``turn``.
+    Chooses more, up to ``unneeded_bytes``, if no job will need them. Skips ``spared`` samples and those
+    needed by ``later_than_s``. If there are very many, considers a subset that varies with ``turn``.
     """
     jobs = list(jobs)
     # Consider only several times the amount to drop, so that dropping a sample from a large cache costs no

@@ -1,4 +1,4 @@
-"""Measure executors' speed, capacity and health, and ranks' pace."""
+"""Measure the speed, capacity and health of executors, and the pace of ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PAUSE = 8.0  # maximum growth factor of an interval, because a pause does not c
 
 
 class LastMinute:
-    """A sum over the last minute."""
+    """A running sum over the last minute."""
 
     def __init__(self) -> None:
         self._slices: deque[tuple[float, float]] = deque()
@@ -50,7 +50,7 @@ class LastMinute:
 
 
 class LatencyModel:
-    """The time from a request to its result. All values are zero before the first result.
+    """A model of the time from a request to its result. All values are zero before the first result.
 
     Attributes:
         results: number of observed results.
@@ -73,7 +73,7 @@ class LatencyModel:
         self.results = 0
 
     def observe(self, samples: int, latency_s: float, duration_s: float) -> None:
-        """Add a request's latency, of which the function took ``duration_s``."""
+        """Record a request's latency, including the ``duration_s`` spent in the function."""
         duration_s = min(duration_s, latency_s) or latency_s
         overhead_s = latency_s - duration_s
         self._overhead_s += (overhead_s - self._overhead_s) * (_SMOOTHING if self.results else 1.0)
@@ -105,11 +105,11 @@ class LatencyModel:
         return len(self._ratios) >= _RATIOS_LEAST
 
     def expected_s(self, samples: int) -> float:
-        """Return the average time to the result of a request with ``samples``."""
+        """Return the expected latency of a request for this number of samples."""
         return self._overhead_s + self._fixed_s + self.sample_s * samples
 
     def quantile_s(self, samples: int, quantile: float) -> float | None:
-        """Return a quantile of the time to the result, or ``None`` if too little is known."""
+        """Return a quantile of a request's latency, or ``None`` if there are too few observations."""
         if not self.known:
             return None
         if self._since_sorted >= _RATIOS_LEAST or not self._sorted:
@@ -119,10 +119,10 @@ class LatencyModel:
 
 
 def request_size(latency: LatencyModel, *, requested: int, idle: int, slack_s: float, most: int) -> int:
-    """Return the number of samples for the next request: worth an invocation, but in time.
+    """Return the size of the next request in samples: worth an invocation, yet small enough to be in time.
 
-    ``requested`` is the number of samples of the batch. ``slack_s`` is the time until the first
-    is needed, or infinity if it cannot be in time.
+    ``requested`` is the number of samples in the batch. ``slack_s`` is the time until the first
+    is needed, or infinity if it will be late in any case.
     """
     invocation_s, sample_s = latency.invocation_s, max(latency.sample_s, _SAMPLE_LEAST_S)
     least = _LEAST
@@ -140,7 +140,7 @@ def request_size(latency: LatencyModel, *, requested: int, idle: int, slack_s: f
 
 
 class Pace:
-    """A rank's time between two batches if it never waits. A guess until ``known``."""
+    """The time between a rank's batches when it does not have to wait. An initial guess until ``known``."""
 
     __slots__ = ("_batches", "_since_s", "_stalls", "interval_s", "known")
 
@@ -155,7 +155,7 @@ class Pace:
         self._batches = self._stalls = 0
 
     def read(self, batches: int, now: float, *, stalled: bool) -> None:
-        """Record newly read batches, and whether a reader waited for the latest."""
+        """Record newly read batches, and whether a reader had to wait for the latest one."""
         self._batches += batches
         self._stalls += stalled
         passed_s = now - self._since_s
@@ -181,9 +181,9 @@ OPEN_MAX_S = 30.0
 
 
 class Concurrency:
-    """The limit on requests in flight: additive increase, multiplicative decrease (Chiu and Jain 1989).
+    """The limit on requests in flight: additive increase, multiplicative decrease (Chiu and Jain, 1989).
 
-    Beyond the limit, ``backlog`` requests may wait for a free function.
+    Up to ``backlog`` requests beyond the limit may wait for a free function.
     """
 
     def __init__(self) -> None:
@@ -200,12 +200,12 @@ class Concurrency:
 
     @property
     def limit(self) -> int:
-        """Return how many concurrent requests to allow, at least one if the executor has capacity."""
+        """Return the limit on concurrent requests, which is at least 1 if the executor has capacity."""
         return max(1, int(min(float(self.capacity), self._limit))) if self.capacity else 0
 
     @property
     def slots(self) -> int:
-        """Return the limit plus, unless the executor is throttled, the backlog."""
+        """Return the limit, plus the backlog unless the executor is throttled."""
         return self.limit + (self._backlog if self.limit >= self.capacity else 0)
 
     def throttled(self, in_flight: int, now: float) -> None:
@@ -220,13 +220,13 @@ class Concurrency:
         return round(self._throttled.total(now))
 
     def succeeded(self) -> None:
-        """Record a result. Raises the limit a little."""
+        """Record a result. Raises the limit slightly."""
         if self._limit < self.capacity:
             self._limit += max(_RAISE_SHARE, 1.0 / self._limit)
 
 
 class CircuitBreaker:
-    """Sets an executor aside after repeated failures (circuit breaker, Nygard, "Release It!", 2007)."""
+    """Sets an executor aside after repeated failures (a circuit breaker; Nygard, "Release It!", 2007)."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -267,13 +267,13 @@ class CircuitBreaker:
         return self._pause_s > 0
 
     def open_until_s(self, open_max_s: float = OPEN_MAX_S) -> float:
-        """Return the time at which the pause ends. The pause lasts at most ``open_max_s``."""
+        """Return the time at which the pause ends, with the pause capped at ``open_max_s``."""
         return self._tripped_s + min(self._pause_s, open_max_s)
 
     def refused(self, reason: str, sent_s: float, now: float) -> None:
         """Set the executor aside because it refused a request sent at ``sent_s``.
 
-        The pause doubles each time. After it, a single trial request is allowed.
+        The pause doubles each time. A single trial request is allowed after it.
         """
         self.reason = reason
         if self.tripped and sent_s <= self._tripped_s:  # requests may fail together

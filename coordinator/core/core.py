@@ -47,7 +47,7 @@ _HANDLERS: dict[type[Any], Callable[[State, Any, float], None]] = {
 class Core:
     """Plans prefetching and tracks the cache: an event and the time in, actions out.
 
-    Equal events at equal times result in equal actions. Callers must not change ``state``.
+    The same events at the same times produce the same actions. Callers must not change ``state``.
     """
 
     def __init__(self, settings: CoreSettings) -> None:
@@ -60,7 +60,7 @@ class Core:
         return self.handle_all((event,), now)
 
     def handle_all(self, arrived: Iterable[events.Event], now: float) -> list[Action]:
-        """Handle events that arrived together and return the actions to take after the last."""
+        """Handle events that arrived together, and return the actions to take after all of them."""
         state = self.state
         self._now_s = now
         state.ledger.settle(now)
@@ -92,7 +92,7 @@ class Core:
         return list(self.state.jobs.values())
 
     def held(self, dataset: bytes) -> list[tuple[int, Ints]]:
-        """Return a dataset's cached or in-flight samples by epoch (0 for every epoch)."""
+        """Return a dataset's cached and in-flight samples by epoch (0 if epochs share samples)."""
         return [
             (max(key.epoch, 0), samples.held())
             for key, samples in self.state.sets.items()
@@ -110,7 +110,7 @@ class Core:
 
     @property
     def needed_bytes(self) -> int:
-        """Return the smallest budget in bytes with which no recurring sample is dropped."""
+        """Return the smallest budget, in bytes, that avoids dropping recurring samples."""
         return needed_bytes(self.state)
 
     @property
@@ -125,20 +125,20 @@ class Core:
 
     @property
     def store_trouble(self) -> str:
-        """Return the reasons executors cannot read or write the store, or an empty string."""
+        """Describe any problems that executors have with the store, or return an empty string."""
         return restoring.store_trouble(self.state)
 
     def unavailable_for_s(self, key: SetKey) -> float:
-        """Return how long the source has failed to provide some of the samples, or 0."""
+        """Return how long some samples have been unavailable from the source, or 0."""
         samples = self.state.sets.get(key)
         return self._now_s - samples.unavailable_since_s if samples and samples.unavailable else 0.0
 
     def filled(self, job: Job) -> background.Filled:
-        """Return the progress of a filling job."""
+        """Return the fill progress of a job."""
         return background.filled(self.state, job)
 
     def lookahead_batches(self, job: Job) -> int:
-        """Return the maximum look-ahead over a job's ranks."""
+        """Return the longest look-ahead of a job's ranks, in batches."""
         return max(cursor.lookahead - cursor.watermark for cursor in job.cursors.values())
 
     def history(self, name: str, rank: int, epoch: int, position: int) -> list[tuple[float, str]]:

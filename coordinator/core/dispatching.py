@@ -1,4 +1,4 @@
-"""Turn demand into requests: by the teams' turns, readers' misses first, then look-ahead by deadline."""
+"""Turn demand into requests, team by team: readers' misses first, then look-ahead by deadline."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _produce(state: State, now: float) -> None:
 
 
 def _first(state: State, skipped: set[BatchPlace], now: float) -> BatchPlace | Cursor | None:
-    # Within a team, a batch that a reader waits for goes before ranks.
+    # Within a team, batches that readers are waiting for come before look-ahead.
     spending = update_spending(state, now)
     if spending is Spending.STOPPED:
         return None
@@ -110,7 +110,7 @@ def _first_missed(state: State, skipped: set[BatchPlace]) -> BatchPlace | None:
 
 
 def wake_deferred(state: State, now: float) -> None:
-    """Wake the ranks that wait for a cheaper executor if the choice may have changed."""
+    """Wake ranks that are waiting for a cheaper executor if the choice of executor may have changed."""
     for eligible in state.fleet.groups:
         if len(eligible.deferred):
             changed = eligible.has_changed(now)
@@ -118,7 +118,7 @@ def wake_deferred(state: State, now: float) -> None:
 
 
 def _look_ahead(state: State, cursor: Cursor, ahead: Pending, now: float) -> None:
-    """Request a rank's absent samples, unless another rank goes first or they can wait."""
+    """Request a rank's absent samples, unless another rank takes precedence or the samples can wait."""
     job, soonest, turn = cursor.job, state.fleet.soonest(now, state.turn), state.turn(cursor.job.team)
     if soonest is not None and turn is not None and (turn, cursor.deadline_s()) > soonest[:2]:
         state.wake(cursor)
@@ -187,9 +187,9 @@ def _due_in_s(job: Job, ahead: Pending) -> float:
 def _assign(
     state: State, key: SetKey, indices: Ints, deadline: Deadline, now: float, failed_by: int | None = None
 ) -> tuple[Way, ExecutorState | None, float]:
-    """Return the first way to get absent samples that has an available executor, the executor, and 0.
+    """Choose a way to get absent samples, and an available executor for it.
 
-    If all can wait, return no executor, and the shortest maximum wait in seconds.
+    If the executor is ``None``, the last value is the maximum time to wait, in seconds.
     """
     waits_s, executor = math.inf, None
     for way in ways(state, key, indices, now):
@@ -226,7 +226,7 @@ def _request_samples(
 
 
 def _serve_reader(state: State, place: BatchPlace, skipped: set[BatchPlace], now: float) -> bool:
-    """Request a batch's missing samples, or skip it. Return ``False`` if it waits for room.
+    """Request a batch's missing samples, or skip the batch. Return ``False`` if it must wait for room.
 
     The caller must then stop, so that nothing else takes the room.
     """
@@ -252,7 +252,7 @@ def _serve_reader(state: State, place: BatchPlace, skipped: set[BatchPlace], now
 
 
 def _payer_of(state: State, job: Job, key: SetKey, requested: Ints) -> Job | None:
-    """Return ``job``, or if its team may spend no more, another job that needs the samples, or ``None``."""
+    """Return ``job`` if its team may spend, otherwise another job that needs the samples, or ``None``."""
     if state.turn(job.team) is not None:
         return job
     others = (other for other in state.jobs_of(key.dataset) if state.turn(other.team) is not None)
@@ -260,7 +260,7 @@ def _payer_of(state: State, job: Job, key: SetKey, requested: Ints) -> Job | Non
 
 
 def _absent(state: State, place: BatchPlace) -> tuple[SetKey, Ints]:
-    """Return a batch's missing samples that must be requested, or none if the job has closed."""
+    """Return a batch's missing samples that still need a request, or none if the job has closed."""
     _, key, missed = state.misses[place]
     samples = state.sets.get(key)
     if samples is None or place.job not in state.jobs:
@@ -277,14 +277,14 @@ def _refuse(state: State, team: str, key: SetKey, absent: Ints, now: float) -> N
 
 
 def _unsuspected_first(state: State, key: SetKey, missed: Ints, count: int) -> tuple[Ints, int]:
-    """Put samples that have never failed first. Request the rest singly: any may crash the function."""
+    """Put samples that have failed last. Request those one at a time, as any may crash the function."""
     suspect = state.set_of(key).attempts[missed] > 0
     untried = int(np.count_nonzero(~suspect))
     return np.concatenate((missed[~suspect], missed[suspect])), min(count, untried) if untried else 1
 
 
 def update_spending(state: State, now: float) -> Spending:
-    """Return how freely money may be spent. Warns when a cap is near."""
+    """Update and return the level of spending. Warns when a cap is near."""
     if state.ledger.capped:
         warning = state.ledger.update(state.in_flight, now)
         if warning is not None:

@@ -89,7 +89,7 @@ class JobOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class TeamsChanged(Event):
-    """The limits of some teams changed. Unlisted teams keep theirs."""
+    """The limits of some teams changed. Teams that are not listed keep their limits."""
 
     teams: tuple[Team, ...]
 
@@ -104,7 +104,7 @@ class JobClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class FillUp(Event):
-    """Fill the cache or store with a job's samples, in first-epoch order, up to a size and cost.
+    """Fill the cache or store with a job's samples, in first-epoch order, up to a given size and cost.
 
     Renews the job's lease.
     """
@@ -117,7 +117,7 @@ class FillUp(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchesRequested(Event):
-    """A sampler requested batches [start, stop) of an epoch, and has yielded all before ``yielded``."""
+    """A sampler requested batches [start, stop) of an epoch, having yielded all before ``yielded``."""
 
     job: str
     rank: int
@@ -139,7 +139,7 @@ class BatchRead(Event):
 
 @dataclass(frozen=True, slots=True)
 class RequestDone(Event):
-    """A function's result. Arrays have an entry for each sample, in request order."""
+    """A function returned a result. Arrays have one entry per sample, in request order."""
 
     request_id: int
     # Indices into OUTCOME_ORDER.
@@ -169,7 +169,7 @@ class RequestDone(Event):
 
 
 class FailureKind(enum.Enum):
-    """Reasons a whole request failed."""
+    """Reasons why an entire request failed."""
 
     CRASHED = "the function's process ended"
     TIMED_OUT = "the function did not respond in time"
@@ -193,7 +193,7 @@ class RequestFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Audited(Event):
-    """Record lengths in bytes: 0 if missing, negative for a tombstone. ``pointers`` is a mask."""
+    """An audit's lengths in bytes: 0 if missing, negative for a tombstone. ``pointers`` is a mask."""
 
     audit_id: int
     record_bytes: Ints
@@ -202,7 +202,7 @@ class Audited(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordReadBack(Event):
-    """A new record was read back. ``fault`` describes its corruption, or is empty."""
+    """A new record was read back. ``fault`` describes any corruption found, or is empty."""
 
     samples: SetKey
     index: int
@@ -212,12 +212,12 @@ class RecordReadBack(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheReset(Event):
-    """The cache is empty, because it was restarted or flushed."""
+    """The cache was restarted or flushed, and is now empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEvicted(Event):
-    """The server evicted unknown records on its own."""
+    """The server evicted records on its own. It is unknown which ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +254,9 @@ class ExecutorsIneligible(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordsStored(Event):
-    """Samples are in the store, in packs with these numbers (uint32, never 0).
+    """Samples are in the store, in the packs with these numbers (uint32, never 0).
 
-    Replaces their previous locations. Arrives with or after the dataset's :class:`JobOpened`.
+    Replaces any previous locations. Arrives with or after the dataset's :class:`JobOpened`.
     """
 
     dataset: bytes
@@ -302,7 +302,7 @@ class Audit(Action):
     indices: Ints
     # Verify whole records, because a reader reported corruption.
     whole: bool
-    # The batch that a reader waits for, or the batches that a rank looks ahead to.
+    # The batch that a reader is waiting for, or the batches that a rank looks ahead to.
     requester: BatchPlace | CursorSpan
 
 
@@ -316,7 +316,7 @@ class Drop(Action):
 
 @dataclass(frozen=True, slots=True)
 class WriteTombstones(Action):
-    """Write tombstones that expire. No event follows."""
+    """Write expiring tombstones. No event follows."""
 
     samples: SetKey
     indices: Ints

@@ -1,4 +1,4 @@
-"""The core's view of the executors, and the choice of an executor for a request."""
+"""The core's view of the executors, and how it chooses one for a request."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StoreAccess:
 
 @dataclass(slots=True)
 class ExecutorState:
-    """An executor: its capacity, its latency and its health."""
+    """An executor and its capacity, latency and health."""
 
     number: int
     name: str
@@ -87,7 +87,7 @@ class ExecutorState:
         return self.store.latency if restore and self.store is not None else self.latency
 
     def breaker_for(self, kind: RequestKind) -> CircuitBreaker | None:
-        """Return the store breaker for a kind of request, or ``None`` if it does not use the store."""
+        """Return the store's breaker for a kind of request, or ``None`` if the kind uses no store."""
         if self.store is None or kind is RequestKind.DECODE:
             return None
         return self.store.writing if kind.writes_pack else self.store.reading
@@ -116,26 +116,26 @@ class ExecutorState:
             self.breaker.failed(reason, sent_s, now)
 
     def failed(self, event: RequestFailed, reason: str, sent_s: float, now: float) -> None:
-        """Update capacity and health from a failed request."""
+        """Update capacity and health after a failed request."""
         if event.kind is FailureKind.THROTTLED:
             self.concurrency.throttled(self.in_flight, now)
         blame = self.breaker.refused if event.kind in NEVER_RUN else self.breaker.failed
         blame(reason, sent_s, now)
 
     def is_resting(self, now: float) -> bool:
-        """Return whether a store-only executor is set aside and must not get a trial request now."""
+        """Return whether a store-only executor is set aside and must not get a trial request yet."""
         breaker = self.breaker
         return not self.decodes and breaker.tripped and bool(now < breaker.open_until_s() or self.in_flight)
 
 
 class EligibleExecutors:
-    """The executors that can produce a dataset, cheapest first, and the ranks that read it.
+    """The executors that can produce a dataset's samples, cheapest first, and the ranks that read it.
 
     Attributes:
-        ready: ranks with samples to look ahead to, by team and deadline.
-        deferred: ranks that wait for a cheaper executor, by the end of the wait.
-        restores: whether the executors restore, which has a separate latency model.
-        store_only: executors that only restore and save.
+        ready: ranks that are ready to look ahead, by team and deadline.
+        deferred: ranks that are waiting for a cheaper executor, by when they stop waiting.
+        restores: whether this group restores samples. Restores have their own latency model.
+        store_only: executors that can only restore and save.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class EligibleExecutors:
         return executor.latency_of(restore=self.restores)
 
     def free_slots(self, now: float) -> int:
-        """Return how many more requests can be made."""
+        """Return how many more requests these executors accept."""
         return sum(max(0, self.free_slots_of(executor, now)) for executor in self.executors)
 
     def has_free_slot(self, now: float) -> bool:
@@ -165,18 +165,18 @@ class EligibleExecutors:
         return self.free_slots(now) > 0 or any(executor.free_slots > 0 for executor in self.store_only)
 
     def free_slots_of(self, executor: ExecutorState, now: float) -> int:
-        """Return how many more requests an executor may get. One set aside gets a trial after its pause."""
+        """Return how many more requests an executor may get. A pause is followed by one trial."""
         free = executor.free_slots
         if not self._is_set_aside(executor):
             return free
         return 0 if now < self._open_until_s(executor) else min(free, 1 - executor.in_flight)
 
     def idle(self, now: float) -> int:
-        """Return the number of idle functions of executors that may get requests."""
+        """Return the number of idle functions across executors that accept requests."""
         return sum(executor.idle for executor in self.executors if self.free_slots_of(executor, now) > 0)
 
     def has_changed(self, now: float) -> bool:
-        """Return whether the inputs of :func:`pick`, except the time, have changed since the last call."""
+        """Return whether the inputs of :func:`pick`, other than time, have changed since the last call."""
         inputs = tuple(
             (
                 self.free_slots_of(executor, now) > 0,
@@ -191,7 +191,7 @@ class EligibleExecutors:
         return changed
 
     def slow_s(self, samples: int) -> float | None:
-        """Return how long slow requests take, or ``None`` if too little is known."""
+        """Return how long a slow request takes, or ``None`` if there are too few observations."""
         # Sum over the executors, because a request may wait for one after another.
         models = [
             # Before the first decode, restores are the best estimate.
@@ -212,11 +212,11 @@ class EligibleExecutors:
         return max((other_s for other_s in others_s if other_s is not None), default=_UNKNOWN_LATE_S)
 
     def can_reassign(self, executor: ExecutorState) -> bool:
-        """Return whether another healthy executor can do the same work."""
+        """Return whether another healthy executor can take over an executor's work."""
         return any(self.is_sound(other) for other in self.executors if other is not executor)
 
     def wake_times_s(self, now: float) -> Iterator[float]:
-        """Yield the times at which the pauses of executors end."""
+        """Yield the times at which executors' pauses end."""
         for executor in (*self.executors, *self.store_only):
             open_until_s = self._open_until_s(executor)
             if open_until_s > now and self.free_slots_of(executor, now) <= 0:
@@ -241,7 +241,7 @@ class EligibleExecutors:
 
 
 class Deadline(NamedTuple):
-    """The time until the first of ``samples`` is needed. At 0 or less, a reader is waiting."""
+    """The time until the first of ``samples`` is needed. If it is 0 or less, a reader is waiting."""
 
     slack_s: float = 0.0
     # While latency is unknown, only samples needed soon justify a more expensive executor.
@@ -257,11 +257,11 @@ def pick(
     other_than: int | None = None,
     failed_by: int | None = None,
 ) -> tuple[ExecutorState | None, float]:
-    """Return the cheapest executor that can meet the deadline, and 0.
+    """Return the cheapest executor that can meet the deadline, and a wait of 0.
 
     If no executor has a free slot, or if the request can wait for a cheaper one, return ``None``
-    and the maximum wait in seconds, which is infinite if only a free slot or a result can end it.
-    ``other_than`` is the last choice among free executors. ``failed_by`` is used only if no other
+    and the maximum wait in seconds. It is infinite if only a free slot or a result can end the wait.
+    Among free executors, ``other_than`` is the last choice. ``failed_by`` is used only if no other
     executor is healthy.
     """
     able = [executor for executor in executors.executors if executor.number != failed_by]
@@ -286,7 +286,7 @@ def pick(
 
 
 class Soonest(NamedTuple):
-    """The ready rank that goes first: its team's turn, its deadline, and its queue."""
+    """The next rank to look ahead: its team's turn, its deadline, and its queue."""
 
     turn: Turn
     deadline_s: float
@@ -314,7 +314,7 @@ class Fleet:
         self.executors[event.executor].concurrency.resize(event)
 
     def eligible(self, ineligible: frozenset[int]) -> EligibleExecutors:
-        """Return all executors except those with the given numbers."""
+        """Return the group of all executors except those with the given numbers."""
         group = self._groups.get(ineligible)
         if group is None:
             able = [member for member in self.executors if member.decodes and member.number not in ineligible]
@@ -324,7 +324,7 @@ class Fleet:
 
     @property
     def groups(self) -> Sequence[EligibleExecutors]:
-        """Return all groups so far, the group of all executors first."""
+        """Return all groups created so far, starting with the group of all executors."""
         return tuple(self._groups.values())
 
     @property
@@ -334,15 +334,15 @@ class Fleet:
 
     @property
     def limit(self) -> int:
-        """Return how many concurrent requests all executors accept now."""
+        """Return how many concurrent requests the executors currently accept in total."""
         return sum(executor.concurrency.limit for executor in self.executors)
 
     def has_free_slot(self, now: float) -> bool:
-        """Return whether any request can be made."""
+        """Return whether any executor accepts another request."""
         return any(eligible.has_free_slot(now) for eligible in self._groups.values())
 
     def soonest(self, now: float, turn: Callable[[str], Turn | None]) -> Soonest | None:
-        """Return the ready rank that goes first. ``turn`` returns ``None`` for teams that may not spend."""
+        """Return the next rank to look ahead. ``turn`` returns ``None`` for teams that may not spend."""
         best: Soonest | None = None
         for eligible in self._groups.values():
             for team, ranks in eligible.ready.items():

@@ -1,6 +1,6 @@
-"""Jobs, and their ranks' positions in the plan.
+"""Jobs, and the positions of their ranks in the plan.
 
-An *absolute position* counts batches over epochs: epoch times batches per epoch, plus position.
+An *absolute position* counts batches across epochs: epoch times batches per epoch, plus position.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CAUTION_UP, _CAUTION_DOWN, _CAUTION_MAX = 1.5, 0.99, 16.0
 
 @dataclass(slots=True)
 class JobCounters(WorkCounters):
-    """Counters of a job's work. The ledger has its costs."""
+    """Counters of a job's work. Its costs are in the ledger."""
 
     requests_in_flight: int = 0
 
@@ -61,7 +61,7 @@ class ClosedJobs:
 
 
 class Pending(NamedTuple):
-    """Absent samples of the batches [start, stop) that a rank has looked at."""
+    """Absent samples that a rank found in batches [start, stop)."""
 
     start: int
     stop: int
@@ -78,11 +78,11 @@ class Cursor:
 
     job: Job = field(repr=False)
     rank: int
-    # Batches before it were read.
+    # Earlier batches have been read.
     watermark: int
-    # Batches before it were looked at; their absent samples are pending or were requested.
+    # Earlier batches have been looked at. Their absent samples are pending or were requested.
     lookahead: int
-    # Batches before it were sent to the sampler.
+    # Earlier batches have been sent to the sampler.
     sent: int
     yielded: int
     last_seen_s: float
@@ -102,7 +102,7 @@ class Cursor:
 
     @property
     def key(self) -> CursorKey:
-        """The job's name and the rank."""
+        """Return the job's name and the rank."""
         return self.job.name, self.rank
 
     def note(self, now: float, start: int, stop: int, text: str) -> None:
@@ -110,7 +110,7 @@ class Cursor:
         self.notes.append(BatchNote(now, start, stop, text))
 
     def seek(self, position: int, now: float) -> None:
-        """Restart planning at ``position``, where the sampler is."""
+        """Restart planning at ``position``, the sampler's current position."""
         self.watermark = self.lookahead = self.sent = self.yielded = self.counted = position
         self.read_ahead.clear()
         self.pending.clear()
@@ -119,16 +119,16 @@ class Cursor:
         self.pace.restart(now)
 
     def restart_lookahead(self) -> None:
-        """Recheck the whole window."""
+        """Restart look-ahead at the watermark, to recheck the entire window."""
         self.lookahead = self.watermark
         self.pending.clear()
 
     def add_pending(self, pending: Pending) -> None:
-        """Add absent samples, in plan order."""
+        """Add absent samples, keeping plan order."""
         bisect.insort(self.pending, pending, key=lambda other: other.start)
 
     def read(self, position: int, now: float, *, stalled: bool) -> None:
-        """Record that a batch was read. Accepts reports out of order, and gaps where reports were lost."""
+        """Record that a batch was read. Tolerates reports that arrive out of order or are lost."""
         self.fresh = False
         self.caution = (
             min(self.caution * _CAUTION_UP, _CAUTION_MAX)
@@ -150,7 +150,7 @@ class Cursor:
             self.lookahead = max(self.lookahead, self.watermark)
 
     def pass_empty(self) -> None:
-        """Move the watermark past empty batches that were sent, which readers do not report."""
+        """Advance the watermark past empty batches that were sent. Readers do not report them."""
         while self._is_at_empty_batch():
             self.watermark += 1
         self.lookahead = max(self.lookahead, self.watermark)
@@ -172,7 +172,7 @@ class Cursor:
         return max(self.pending[0].start if self.pending else self.lookahead, self.watermark)
 
     def deadline_s(self) -> float:
-        """Return when the first batch that needs requests is due, or infinity without readers."""
+        """Return when the first batch that needs requests is due, or infinity if the job has no readers."""
         if self.job.fill is not None:
             return math.inf
         return self.last_read_s + (self.next_ahead - self.watermark) * self.pace.interval_s
@@ -212,16 +212,16 @@ class Job:
         return _ENDLESS if epoch is None else self.absolute(epoch + 1, 0)
 
     def samples_of(self, epoch: int) -> SetKey:
-        """Return the key of the sample set for an epoch."""
+        """Return the key of an epoch's sample set."""
         return SetKey(self.dataset, epoch if self.random else EVERY_EPOCH)
 
     @property
     def lapsed(self) -> bool:
-        """Return whether all ranks' leases have ended."""
+        """Return whether the leases of all ranks have expired."""
         return bool(self.cursors) and all(cursor.lapsed for cursor in self.cursors.values())
 
     def sees_store_changed(self) -> None:
-        """Update ``straight`` after a rank joined, left, or gained or lost access to the store."""
+        """Update ``straight`` after a rank joins, leaves, or gains or loses access to the store."""
         was_straight = self.straight
         self.straight = bool(self.cursors) and all(cursor.sees_store for cursor in self.cursors.values())
         if was_straight and not self.straight:
@@ -240,7 +240,7 @@ class Job:
 
     @property
     def sent(self) -> int:
-        """Return the absolute position before which samplers may have all batches."""
+        """Return the absolute position up to which samplers may have received batches."""
         return max(cursor.sent for cursor in self.cursors.values())
 
     @property
@@ -267,7 +267,7 @@ class Job:
     def next_use(self, key: SetKey, indices: Ints) -> Ints:
         """Return the distance in batches from the slowest rank to each sample's next use.
 
-        The distance is ``NEVER_SOON`` beyond the next epoch.
+        The distance is ``NEVER_SOON`` for samples not used by the end of the next epoch.
         """
         epoch, position = self.epoch_and_position(self.watermark)
         if key.epoch == EVERY_EPOCH:
@@ -284,7 +284,7 @@ class Job:
 def next_use_s(
     key: SetKey, indices: Ints, jobs: Iterable[Job], stored: Bools | None = None
 ) -> NDArray[np.float64]:
-    """Return the seconds until any job needs each sample cached, or infinity beyond the next epoch."""
+    """Return the seconds until a job next needs each sample cached, or infinity beyond the next epoch."""
     soonest = np.full(indices.size, np.inf)
     for job in jobs:
         if job.dataset == key.dataset and job.fill is None:

@@ -1,4 +1,4 @@
-"""Information for users that no decision depends on: the history of batches, causes of stalls, thrash."""
+"""Diagnostics for users: batch history, causes of stalls, and thrashing. No decision depends on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAMPLES_LEAST = 500.0  # fewer are not significant
 
 
 class BatchNote(NamedTuple):
-    """A note on the batches at the absolute positions [start, stop)."""
+    """A note about the batches at absolute positions [start, stop)."""
 
     at_s: float
     start: int
@@ -32,7 +32,7 @@ class BatchNote(NamedTuple):
 
 
 class Cause(enum.StrEnum):
-    """Causes of late batches, by their names in `super_wire.stall_causes`."""
+    """Causes of late batches, named as in `super_wire.stall_causes`."""
 
     STARTING = "starting"  # functions or the job were starting, or the samples had not been requested
     STORAGE = "storage"  # functions waited for the source or the store, or the samples for a retry
@@ -43,7 +43,7 @@ class Cause(enum.StrEnum):
 
 
 class Stall(NamedTuple):
-    """A batch that a reader waited for. ``wait_us`` excludes the attempts themselves."""
+    """A batch that a reader waited for. ``wait_us`` excludes the read attempts themselves."""
 
     rank: int
     epoch: int
@@ -54,7 +54,7 @@ class Stall(NamedTuple):
 
 @dataclass(slots=True)
 class Work:
-    """What functions have done for a dataset, according to their results."""
+    """Work that functions have done for a dataset, according to their results."""
 
     results: int = 0
     cold_starts: int = 0
@@ -81,7 +81,7 @@ class Work:
 
     @property
     def waits_for_the_source(self) -> bool:
-        """Return whether fetching from the source limits the functions."""
+        """Return whether fetching from the source is the bottleneck."""
         # Objects are fetched concurrently, so decoding must also take less than half of the duration.
         return self.fetch_us > self.decode_us and 2 * self.decode_us < self.duration_us
 
@@ -102,7 +102,7 @@ class JobStalls:
 
 
 class _FirstMiss(NamedTuple):
-    """A batch's first miss: its cause, or ``None`` if it lies in the functions' work since then."""
+    """A batch's first miss. ``cause`` is ``None`` if it depends on the functions' work since then."""
 
     cause: Cause | None
     work: Work
@@ -110,13 +110,13 @@ class _FirstMiss(NamedTuple):
 
 @dataclass(slots=True)
 class Stalls:
-    """The batches that readers are waiting for, oldest first, and the work of functions by dataset."""
+    """Batches that readers are waiting for, oldest first, and the functions' work by dataset."""
 
     waits: dict[BatchPlace, _FirstMiss] = field(default_factory=dict)
     works: dict[bytes, Work] = field(default_factory=dict)
 
     def work_for(self, dataset: bytes) -> Work:
-        """Return the work of functions for a dataset."""
+        """Return the work that functions have done for a dataset."""
         return self.works.setdefault(dataset, Work())
 
     def begin(self, place: BatchPlace, cause: Cause | None, dataset: bytes) -> None:
@@ -126,7 +126,7 @@ class Stalls:
         self.waits[place] = _FirstMiss(cause, replace(self.work_for(dataset)))
 
     def record_lost(self, place: BatchPlace) -> None:
-        """Attribute a stall to the cache, because it lost samples that were assumed resident."""
+        """Attribute a stall to the cache, which has lost samples that were assumed resident."""
         first = self.waits.get(place)
         if first is not None and first.cause is None:
             self.waits[place] = first._replace(cause=Cause.CACHE)
@@ -134,7 +134,7 @@ class Stalls:
 
 @dataclass(slots=True)
 class _Fading:
-    """Exponentially decaying counts of needed samples, and of needed samples that had been dropped."""
+    """Exponentially decaying counts of needed samples, and of those that had been dropped before."""
 
     needed: float = 0.0
     again: float = 0.0
@@ -142,7 +142,7 @@ class _Fading:
     thrashing: bool = False
 
     def note(self, needed: int, again: int, now: float) -> bool:
-        """Add samples. Return whether thrashing begins."""
+        """Add to the counts. Return whether thrashing has just begun."""
         fading = 0.5 ** ((now - self.at_s) / _HALF_LIFE_S)
         self.needed, self.again = self.needed * fading + needed, self.again * fading + again
         self.at_s = now
@@ -160,17 +160,17 @@ class Thrash:
     _datasets: dict[bytes, _Fading] = field(default_factory=dict)
 
     def add(self, dataset: bytes, now: float, *, needed: int = 0, again: int = 0) -> bool:
-        """Count samples that a job needs, and requested samples that had been dropped.
+        """Count samples that a job needs, and requested samples that had been dropped before.
 
-        Return whether thrashing begins.
+        Return whether thrashing has just begun.
         """
         return self._datasets.setdefault(dataset, _Fading()).note(needed, again, now)
 
     def clear(self) -> None:
-        """Start over, because a different set of jobs may not thrash."""
+        """Reset the counts, because a different set of jobs may not thrash."""
         self._datasets.clear()
 
     @property
     def thrashing(self) -> bool:
-        """Return whether samples of any dataset are dropped and produced again."""
+        """Return whether any dataset's samples keep being dropped and produced again."""
         return any(dataset.thrashing for dataset in self._datasets.values())

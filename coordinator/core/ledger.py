@@ -1,4 +1,4 @@
-"""Money: costs, their split among jobs, and spending caps. Teams: their turns, shares and caps."""
+"""Costs, how jobs split them, and spending caps. Also teams, with their turns, shares and caps."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Spending(enum.StrEnum):
     """How freely money may be spent."""
 
     FREELY = ""
-    SLOWED = "slowed"  # spend only on samples that readers wait for
+    SLOWED = "slowed"  # spend only on samples that readers are waiting for
     STOPPED = "stopped"  # spend nothing
 
 
 @dataclass(slots=True)
 class Costs:
-    """US dollars by kind of cost."""
+    """Costs in US dollars, by kind."""
 
     functions_usd: float = 0.0
     source_requests_usd: float = 0.0
@@ -67,7 +67,7 @@ class Costs:
 
 @dataclass(slots=True)
 class _Pool:
-    """A dataset's costs, and how many of its samples each job has read and had produced."""
+    """A dataset's costs, and the numbers of samples read by and produced for each job."""
 
     costs: Costs = field(default_factory=Costs)
     read: Counter[str] = field(default_factory=Counter)
@@ -86,13 +86,13 @@ class _Pool:
 
 
 class Ledger:
-    """The amount spent, its split among jobs, and its rate.
+    """The amount spent, its split among jobs, and the spending rate.
 
     Args:
         prices: prices by executor number.
         max_usd: the hard cap.
-        max_usd_per_hour: above this rate, only samples that readers wait for are produced.
-        spent_usd: the amount spent earlier, which counts towards the hard cap but not for any job.
+        max_usd_per_hour: above this rate, only samples that readers are waiting for are produced.
+        spent_usd: earlier spending, which counts towards the hard cap but is not charged to any job.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Ledger:
         return Costs(cache_usd=usd - coordinator_usd, coordinator_usd=coordinator_usd)
 
     def add_job(self, job: str) -> None:
-        """Add a job to those that split hourly costs evenly."""
+        """Include a job in the even split of hourly costs."""
         self._present.setdefault(job, self._hours_usd)
 
     def remove_job(self, job: str) -> None:
@@ -209,7 +209,7 @@ class Ledger:
             self._spend(usd, now)
 
     def job_costs(self, job: str) -> Costs:
-        """Return an open or ended job's costs."""
+        """Return the costs of an open or closed job."""
         costs = replace(self._own.get(job, Costs()))
         if job in self._present:
             costs.add(self._hours(self._hours_usd - self._present[job]))
@@ -219,20 +219,20 @@ class Ledger:
         return costs
 
     def spent(self) -> Costs:
-        """Return the costs of all jobs together."""
+        """Return the total costs of all jobs."""
         total = self._hours(sum(self._hours_usd - since for since in self._present.values()))
         for costs in (*self._own.values(), *(pool.costs for pool in self._pools.values())):
             total.add(costs)
         return total
 
     def usd_per_hour(self, now: float) -> float:
-        """Return the rate over the last minute, in US dollars per hour."""
+        """Return the spending rate over the last minute, in US dollars per hour."""
         return self._lately.total(now) * _HOUR_S / 60.0
 
     def update(self, in_flight: Sequence[tuple[int, int]], now: float) -> str | None:
-        """Update ``spending``. Return a warning if a cap is near, but not too often.
+        """Update ``spending``. Return a warning if a cap is near, unless there was one recently.
 
-        ``in_flight`` contains the number of requests and samples of each executor.
+        ``in_flight`` contains the number of requests and samples in flight on each executor.
         """
         if not self.capped:
             return None
@@ -258,7 +258,7 @@ class Ledger:
         )
 
     def refusal(self) -> str:
-        """Explain to a reader why the hard cap stops production, and how to continue."""
+        """Explain to readers why the hard cap has stopped production, and how to continue."""
         return (
             f"production has stopped: {self.total_usd:.4f} USD were spent on this cache, including before "
             f"restarts, and another request might exceed max_usd ({self._max_usd:g} USD). To continue, start "
@@ -294,7 +294,7 @@ class Ledger:
 
 
 def _add_samples(by_job: Counter[str], job: str, samples: int) -> str:
-    """Count samples for a job, and return the name under which they are counted."""
+    """Count samples for a job. Return the name under which they are counted."""
     name = job if job in by_job or len(by_job) < _JOBS_MAX else NOBODY
     by_job[name] += samples
     return name
@@ -306,7 +306,7 @@ _SAMPLE_S = 0.01  # until a request has ended
 
 @dataclass(slots=True)
 class TeamState:
-    """A team with its requests, in flight and in total, and their cost."""
+    """A team, the number of its requests in flight and in total, and their cost."""
 
     facts: Team
     in_flight: int = 0
@@ -318,7 +318,7 @@ class TeamState:
 
 
 class Teams:
-    """All teams so far. ``spent_usd`` is the earlier cost of each team's requests."""
+    """All teams seen so far. ``spent_usd`` is each team's earlier spending."""
 
     def __init__(self, teams: Iterable[Team] = (), spent_usd: Mapping[str, float] | None = None) -> None:
         # Start-time fair queueing (Goyal et al., 1996): a team's virtual time advances by the function time
@@ -346,21 +346,21 @@ class Teams:
         return len(self._states) > 1
 
     def change(self, teams: Iterable[Team]) -> None:
-        """Set teams' limits. Unlisted teams keep theirs."""
+        """Set the limits of teams. Teams that are not listed keep their limits."""
         self.configured = tuple(teams)
         facts = {team.name: team for team in self.configured}
         for name in sorted({*facts, *self._states}):
             self[name].facts = facts.get(name, self[name].facts)
 
     def turn(self, name: str) -> Turn:
-        """Return a team's turn: the highest priority first, then the smallest virtual time."""
+        """Return a team's turn. Turns sort by highest priority, then by smallest virtual time."""
         state = self[name]
         return -state.facts.priority, max(self._floor_s, state.virtual_s)
 
     def began(self, name: str, samples: int, *, capacity: int) -> float:
         """Account for a new request, and return its expected duration in seconds.
 
-        ``capacity`` is the maximum number of concurrent requests of all teams.
+        ``capacity`` is the maximum number of concurrent requests across all teams.
         """
         state = self[name]
         expected_s = samples * (state.sample_s or self._sample_s)
@@ -374,7 +374,7 @@ class Teams:
         return expected_s
 
     def ended(self, name: str, samples: int, took_s: float, *, expected_s: float) -> None:
-        """Account for a finished request that used a function for ``took_s``."""
+        """Account for a finished request that occupied a function for ``took_s`` seconds."""
         state = self[name]
         state.in_flight -= 1
         state.virtual_s += (took_s - expected_s) / state.facts.share
@@ -384,13 +384,13 @@ class Teams:
             self._sample_s = state.sample_s
 
     def may_spend(self, name: str, request_usd: float) -> bool:
-        """Return whether a team can afford another request, if each request costs ``request_usd``."""
+        """Return whether a team can afford another request, assuming ``request_usd`` per request."""
         state = self[name]
         expected_usd = state.usd + (state.in_flight + 1) * request_usd
         return expected_usd <= state.facts.max_usd and state.usd < state.facts.max_usd
 
     def refusal(self, name: str) -> str:
-        """Explain to a team's reader why production has stopped, and how to continue."""
+        """Explain to a team's readers why production has stopped, and how to continue."""
         state = self[name]
         return (
             f"production has stopped for team {name}: its requests have cost {state.usd:.4f} USD, and "

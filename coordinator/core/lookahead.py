@@ -1,7 +1,7 @@
 """Look-ahead: a rank's window, the samples to request for it, and their neighbours.
 
 In a shard, a *run* is a sequence of samples within a few MiB. A request for part of a run also
-includes the rest, its *neighbours*, so a cold epoch takes about one GET per run.
+includes the rest of it, the *neighbours*, so a cold epoch takes about one GET per run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def share_of(batches: int, scarcity: float) -> int:
 
 
 def window_batches(state: State, cursor: Cursor, *, caution: float) -> int:
-    """Return the look-ahead in batches: those read during a slow request (Little's law), plus spares."""
+    """Return the look-ahead in batches: what is read during a slow request (Little's law), plus spares."""
     job = cursor.job
     samples = min(state.settings.request_samples, job.plan.batch_size)
     slow_s = state.eligible_for(job.dataset).slow_s(samples)
@@ -126,7 +126,7 @@ _FRESH_MARGIN = 1.06  # windows move by whole batches, and read samples stay unt
 
 
 def needed_bytes(state: State) -> int:
-    """Return the smallest budget in bytes with which no recurring sample is dropped."""
+    """Return the smallest budget, in bytes, that avoids dropping recurring samples."""
     # All recurring samples, except those that all readers read from the store. For random recipes, add the
     # look-ahead, and samples that the first of several jobs has read and the last has not. In the simulator,
     # thrashing ends with this budget, but not with 10% less.
@@ -187,14 +187,14 @@ def headroom_bytes(limit: int) -> int:
 
 
 def maxmemory_for(budget: int) -> int:
-    """Return the smallest server memory in bytes that leaves ``budget`` for records."""
+    """Return the smallest server memory, in bytes, that leaves ``budget`` bytes for records."""
     if budget <= _HEADROOM_BYTES * (1 / _HEADROOM_SHARE_MAX - 1):
         return math.ceil(budget / (1 - _HEADROOM_SHARE_MAX))
     return max(budget + _HEADROOM_BYTES, math.ceil(budget / (1 - _HEADROOM_SHARE)))
 
 
 def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: bool) -> str:
-    """Describe a dataset that exceeds the cache. ``kept`` means that a store keeps it."""
+    """Describe a dataset that does not fit into the cache. ``kept`` means that it is kept in a store."""
     size, budget, maxmemory = map(_mebibytes, (size_bytes, budget_bytes, maxmemory_for(size_bytes)))
     what = "is read from the store, so nothing is lost" if kept else "is decoded again in every epoch"
     remedy = "" if kept else ", or configure a store (SUPER_STORE)"
@@ -205,7 +205,7 @@ def exceeding_text(source: str, size_bytes: int, budget_bytes: int, *, kept: boo
 
 
 def thrash_text(state: State) -> str:
-    """Describe the memory that a thrashing cache has and needs."""
+    """Describe how much memory a thrashing cache has and needs."""
     needed = needed_bytes(state)
     now, enough, maxmemory = map(_mebibytes, (state.budget_bytes, needed, maxmemory_for(needed)))
     return (
@@ -234,15 +234,15 @@ def runs_of(
     """Return the index of each run's first sample, ascending from 0, or ``None`` if every run is one sample.
 
     Args:
-        objects: int ``[n]``, the object of each sample. Equal objects are adjacent.
+        objects: int ``[n]``, the object of each sample. Samples of the same object are adjacent.
         offsets: int ``[n]``, where each sample starts in its object, ascending within an object.
         lengths: int ``[n]``, sample sizes in bytes.
         run_bytes: maximum size of a GET in bytes.
-        whole: bool ``[n]``, a mask of samples that are rows, whose offsets are row group numbers.
+        whole: bool ``[n]``, a mask of samples that are rows. Their offsets are row group numbers.
     """
     if not objects.size:
         return None
-    # A row group is a run. Other runs are the samples that begin in one of an object's equal windows.
+    # A row group is a run. Other runs are the samples that begin in the same fixed window of an object.
     spans = np.ones(objects.size, dtype=np.bool_) if whole is None else ~whole
     # A window plus a sample that begins at its end must not exceed run_bytes.
     window_bytes = max(run_bytes - int(lengths.max(where=spans, initial=0)), run_bytes // 2, 1)
@@ -263,10 +263,10 @@ def with_their_neighbours(
     later_than_s: float,
     now: float,
 ) -> Ints:
-    """Return the first samples with the absent rest of their runs, or ``requested`` unchanged.
+    """Return the most urgent samples with their absent neighbours, or ``requested`` unchanged.
 
-    ``requested`` are absent samples, most urgent first, that fit into the cache. ``slack_s`` is the
-    time until the first is needed, or infinity if it cannot be in time. Samples needed after
+    ``requested`` contains absent samples that fit into the cache, most urgent first. ``slack_s`` is the
+    time until the first is needed, or infinity if it will be late in any case. Samples needed after
     ``later_than_s`` may be dropped to make room.
     """
     runs = state.datasets[key.dataset].runs
@@ -294,7 +294,7 @@ def with_their_neighbours(
 
 
 def _whole_runs(state: State, samples: SampleSet, runs: Ints, requested: Ints) -> Ints:
-    """Return whole runs of the first requested samples, at least as many samples as requested."""
+    """Return complete runs of the first requested samples, until there are as many samples as requested."""
     # Include absent samples that a job will need and that have never failed.
     most = state.most_samples(samples.key)
     taken, remaining = requested[:0], requested
@@ -316,7 +316,7 @@ def _whole_runs(state: State, samples: SampleSet, runs: Ints, requested: Ints) -
 
 
 def _piece(runs: Ints, size: int, index: int, most: int) -> tuple[int, int]:
-    """Return the bounds of a sample's run, or of its part of a run that is longer than ``most``."""
+    """Return the bounds of a sample's run, or of the part that contains it if the run exceeds ``most``."""
     after = int(np.searchsorted(runs, index, side="right"))
     start, stop = int(runs[after - 1]), int(runs[after]) if after < runs.size else size
     length = math.ceil((stop - start) / math.ceil((stop - start) / most))

@@ -1,11 +1,11 @@
 """Epoch orders: a keyed permutation, draws (selections, weights, repetitions), and mixes.
 
-The permutation of ``range(size)`` is computed and never stored, after Black and Rogaway, "Ciphers with
-Arbitrary Finite Domains" (CT-RSA 2002). It shuffles, but does not encrypt. It depends only on integer
-arithmetic modulo 2**64 and on BLAKE2b, because users rely on the order.
+The permutation of ``range(size)`` is computed, not stored. It follows Black and Rogaway, "Ciphers with
+Arbitrary Finite Domains" (CT-RSA 2002), but is not meant for encryption. Users rely on the order, so it
+depends only on integer arithmetic modulo 2**64 and on BLAKE2b.
 
-*Draws* are numbered sample by sample. An epoch's order is an order of draws, each of which takes one order
-position per repetition, consecutively.
+*Draws* are numbered sample by sample. An epoch's order is a sequence of draws, each of which takes
+consecutive order positions, one per repetition.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _HALF: Final = np.uint64(32)
 
 
 class Permutation:
-    """A bijection of ``range(size)`` by a key of 1 to 64 bytes, the same on all machines and in all releases.
+    """A keyed bijection of ``range(size)`` that is the same on all machines and in all releases.
 
-    ``size`` is from 1 to `SIZE_MAX`.
+    ``size`` is from 1 to `SIZE_MAX`, and ``key`` has 1 to 64 bytes.
     """
 
     # Up to PREFIX_SIZE_MAX elements, a table of positions sorted by keyed random words. Above
@@ -121,7 +121,7 @@ class Permutation:
 
 @lru_cache(maxsize=64)  # two epochs of 32 jobs; an entry has at most 4 KiB
 def order_of(size: int, seed: int, epoch: int) -> Permutation:
-    """Return an epoch's order."""
+    """Return the permutation that orders an epoch."""
     return Permutation(size, epoch_key(b"super-plan-1", seed, epoch))
 
 
@@ -132,7 +132,7 @@ def epoch_key(purpose: bytes, seed: int, epoch: int) -> bytes:
 
 
 def checked_elements(values: Ints, name: str, size: int) -> Ints:
-    """Return ``values`` as int64, copied only if needed. Raises ``PlanError`` if one is out of range."""
+    """Return ``values`` as int64, copied only if needed. Raises ``PlanError`` if any is out of range."""
     array = np.asarray(values)
     if array.dtype.kind not in "iu":
         raise PlanError(f"{name} must be integers, not {array.dtype}")
@@ -144,8 +144,8 @@ def checked_elements(values: Ints, name: str, size: int) -> Ints:
 
 
 def _keyed_words(key: bytes, size: int, count: int) -> NDArray[np.uint64]:
-    """Return ``count`` pseudorandom uint64 words: BLAKE2b of size and counter, with the key."""
-    # Nearby sizes have equal radices and would otherwise have nearly equal orders.
+    """Return ``count`` pseudorandom uint64 words: keyed BLAKE2b of the size and a counter."""
+    # Nearby sizes share their radices and would otherwise have nearly the same order.
     digests = -(-count // _WORDS_PER_DIGEST)
     prefix = size.to_bytes(8, "little")
     stream = b"".join(
@@ -182,8 +182,8 @@ _RANDOM_BITS: Final = 53
 class Drawing:
     """The draws of every epoch, and their order positions.
 
-    With ``shuffle``, each epoch has a different order, otherwise that of the indices. Raises
-    ``PlanError`` if an index is out of range, or unless there is a valid weight for each sample.
+    With ``shuffle``, each epoch has a different order. Otherwise, all follow the order of the indices.
+    Raises ``PlanError`` if an index is out of range, or if any weight is missing or invalid.
     """
 
     def __init__(self, draws: Draws, size: int, seed: int, *, shuffle: bool) -> None:
@@ -224,7 +224,7 @@ class Drawing:
         return self._size if self._samples is None else self._samples.size
 
     def at(self, epoch: int, places: Ints) -> tuple[Ints, Ints]:
-        """Return the sample at each order position, and how often the epoch drew it before."""
+        """Return the sample at each order position, and how often the epoch has drawn it before."""
         if self._is_plain:
             samples = order_of(self._count, self._seed, epoch).forward(places) if self._shuffle else places
             return samples, np.zeros_like(places)
@@ -242,10 +242,10 @@ class Drawing:
         return (kinds if self._samples is None else self._samples[kinds]), times
 
     def places(self, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return the order positions of samples, as the inverse of :meth:`at`.
+        """Return the order positions of samples. This is the inverse of :meth:`at`.
 
-        The arrays have an entry per draw: the sample's position in ``indices``, and the draw's first and
-        last order position. Of more than `PLACES_MAX` draws, evenly spread ones are returned.
+        The arrays have one entry per draw: the sample's position in ``indices``, and the draw's first and
+        last order positions. Samples with over `PLACES_MAX` draws get an evenly spaced subset.
         """
         kinds = checked_elements(indices, "indices", self._size)
         if self._is_plain:
@@ -294,8 +294,8 @@ def _check_weights(weights: NDArray[np.float64], samples: int, *, shuffle: bool)
 def _counts(weights: NDArray[np.float64], count: int, key: bytes) -> Ints:
     """Return how often an epoch draws each sample, ``count`` times in total."""
     # Systematic sampling has low variance (Madow, "On the theory of systematic sampling II", 1949): lay
-    # samples end to end on a line, each as long as its expected count, and draw them at marks with distance
-    # 1. Left-to-right sums and single IEEE 754 operations have equal results everywhere.
+    # samples end to end on a line, each as long as its expected count, and draw them at marks spaced 1
+    # apart. Left-to-right sums and single IEEE 754 operations give the same results everywhere.
     order = Permutation(weights.size, key).forward(np.arange(weights.size))
     ends = np.cumsum(weights[order])
     # A random number below 1 with as many bits as the fraction of a double.
@@ -315,13 +315,13 @@ class Mixing:
     """A dataset's slots in a mix.
 
     Args:
-        counts: samples of each dataset in an epoch.
+        counts: number of samples of each dataset in an epoch.
         member: this dataset's index in the mix.
         run: number of consecutive slots per dataset.
 
     Raises:
-        PlanError: there is no such dataset, a dataset has no samples, there are too many in total, or the
-            counts are not multiples of the run.
+        PlanError: ``member`` is out of range, a dataset has no samples, there are too many samples in
+            total, or a count is not a multiple of ``run``.
     """
 
     def __init__(self, counts: Sequence[int], member: int, run: int = 1) -> None:
@@ -347,7 +347,7 @@ class Mixing:
         self._own, self._left = self.count // run, remaining
 
     def before(self, slots: Ints) -> Ints:
-        """Return how many of the first ``slots`` slots belong to this dataset. Epochs are consecutive."""
+        """Return how many of the first ``slots`` slots are this dataset's. Slots continue across epochs."""
         runs, rest = np.divmod(slots, self._run)
         before, after = self._runs_before(runs), self._runs_before(runs + 1)
         own: Ints = before * self._run + rest * (after - before)
@@ -359,7 +359,7 @@ class Mixing:
         return runs * self._own // self._left
 
     def slots_of(self, places: Ints) -> Ints:
-        """Return the slots of this dataset's samples, as the inverse of :meth:`before`."""
+        """Return the slots of this dataset's samples. This is the inverse of :meth:`before`."""
         own, rest = np.divmod(places, self._run)
         runs = -(-(own + 1) * self._left // self._own) - 1
         for count, available in reversed(self._others):

@@ -1,17 +1,17 @@
 """The plan: every rank's batches, as a pure function of the arguments and the epoch.
 
 * An epoch's *order* is a permutation of ``range(size)`` keyed by seed and epoch, or the natural order
-  without ``shuffle``. An *order position* is a position in it, and an *index* a sample of the catalog.
+  without ``shuffle``. An *order position* is a position in it. An *index* identifies a sample.
 * A *global batch* is what all ranks read at once: ``G = batch_size * replicas`` samples. Global batch
   ``j`` covers the order positions ``j * G`` to ``(j + 1) * G``, and rank ``r`` reads its ``r``-th
   contiguous slice. A *position* is the number of a global batch within its epoch.
-* A short last global batch is padded to a multiple of the ranks with the first samples of the epoch, as
-  torch's DistributedSampler does, or dropped by ``drop_last``. Each index that is not padding is delivered
+* A short last global batch is padded with the first samples of the epoch to a multiple of ``replicas``, as
+  torch's DistributedSampler does, or dropped with ``drop_last``. Each index that is not padding is delivered
   at most once per epoch.
-* If an epoch does not draw each sample once, its order consists of *draws* (:mod:`.orders`). If a user's
-  sampler drew it, its batches have the given lengths, there is one rank, and other epochs are unknown.
-* In a *mix*, an epoch has as many *slots* as all datasets have samples, a global batch is ``G`` slots, and
-  the plan has its dataset's part of a rank's slice.
+* If an epoch does not draw each sample once, its order consists of *draws* (:mod:`.orders`). If it comes
+  from a user's sampler, batches have the given lengths, there is one rank, and other epochs are unknown.
+* In a *mix*, an epoch has one *slot* for each sample of every dataset, a global batch is ``G`` slots, and
+  a plan contains only its own dataset's part of a rank's slice.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Span:
 
     Attributes:
         indices: int64 ``[n]``, the samples in order.
-        padding: bool ``[n]``, a mask of samples that only make the ranks' lengths equal.
+        padding: bool ``[n]``, a mask of samples that only serve to give all ranks the same length.
         offsets: int64 ``[batches + 1]``. Batch ``i`` is ``indices[offsets[i] : offsets[i + 1]]``.
-        repetitions: int64 ``[n]``, how often the epoch drew each sample before, or ``None`` if each is
-            drawn once.
+        repetitions: int64 ``[n]``, how often the epoch has drawn each sample before, or ``None`` if each
+            is drawn once.
     """
 
     indices: Ints
@@ -60,17 +60,17 @@ class Span:
 
 @dataclass(frozen=True)
 class Plan:
-    """The batches of every epoch of a job.
+    """A job's batches, for every epoch.
 
     Args:
-        size: samples in the catalog, 1 to 2**40.
-        batch_size: samples per batch and rank, from 1.
-        replicas: ranks, from 1.
-        seed: from -2**63 to 2**64 - 1, all different. Unused without ``shuffle``.
+        size: number of samples in the catalog, from 1 to 2**40.
+        batch_size: number of samples per batch and rank, at least 1.
+        replicas: number of ranks, at least 1.
+        seed: from -2**63 to 2**64 - 1. Each gives a different order. Unused without ``shuffle``.
         shuffle: whether each epoch has a different order.
         drop_last: whether to drop a short last global batch.
-        draws: an epoch's draws, if it does not draw each sample once.
-        mix: samples of each dataset per epoch, for a plan in a mix.
+        draws: an epoch's draws, unless it draws each sample once.
+        mix: number of samples of each dataset per epoch, if the plan is part of a mix.
         member: this plan's index in the mix.
         mix_run: number of consecutive samples of a dataset: 1, or a global batch.
         only_epoch: the epoch that ``draws`` define, or ``None`` for all epochs.
@@ -151,7 +151,7 @@ class Plan:
         return slots if self._mixing is None else int(self._mixing.before(np.array(slots)))
 
     def _batches_of(self, places: Ints) -> Ints:
-        """Return the global batches that contain the order positions."""
+        """Return the global batch that contains each order position."""
         if self._ends is not None:
             return np.searchsorted(self._ends, places, side="right")
         slots = places if self._mixing is None else self._mixing.slots_of(places)
@@ -169,12 +169,12 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """Return the maximum number of samples that all ranks read at once, over all datasets of a mix."""
+        """Return the maximum number of samples that all ranks read at once, across all datasets of a mix."""
         return self.batch_size * self.replicas
 
     @property
     def batches_per_epoch(self) -> int:
-        """Return the number of global batches per epoch, and so of each rank's batches."""
+        """Return the number of global batches per epoch, which is also each rank's number of batches."""
         if self._ends is not None:
             return int(self._ends.size)
         full, rest = divmod(self._slots, self.global_batch_size)
@@ -182,7 +182,7 @@ class Plan:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Return the number of samples that all ranks deliver per epoch, without padding."""
+        """Return the number of samples that all ranks deliver per epoch, excluding padding."""
         return self._before(self._slots_per_epoch)
 
     @property
@@ -193,11 +193,11 @@ class Plan:
 
     @property
     def padding_per_epoch(self) -> int:
-        """Return the number of padding samples, which is less than the replicas."""
+        """Return the number of padding samples per epoch, which is less than ``replicas``."""
         return self._before(-self._slots_per_epoch % self.replicas)
 
     def batch(self, epoch: int, position: int, rank: int) -> Span:
-        """Return a rank's batch at a position, which is empty in an epoch of unknown order."""
+        """Return a rank's batch at a position. The batch is empty if the epoch's order is unknown."""
         if not self.covers(epoch):
             return Span(np.empty(0, np.int64), np.empty(0, np.bool_), np.zeros(2, np.int64))
         return self.span(epoch, position, position + 1, rank)
@@ -229,9 +229,9 @@ class Plan:
     def next_use(self, indices: Ints, epoch: int, position: int) -> Ints:
         """Return the distance in global batches from ``position`` to each sample's next use.
 
-        The result is int64 ``[n]``: 0 for the batch at ``position``, which may be the end of the epoch,
-        and `NEVER_SOON` for samples not used in the rest of this epoch or in the next. Padding counts as
-        a use. The result is an upper bound for samples drawn very often. Raises ``PlanError`` if an
+        The result is int64 ``[n]``: 0 for the batch at ``position``, and `NEVER_SOON` for samples not used
+        in the rest of this epoch or in the next. ``position`` may be the end of the epoch. Padding counts
+        as a use. For samples drawn very often, the result is an upper bound. Raises ``PlanError`` if an
         index is out of range.
         """
         # This takes constant time per sample, through the inverse of the order, and stores nothing.
@@ -247,7 +247,7 @@ class Plan:
         return distance
 
     def _next_draw(self, indices: Ints, epoch: int, position: int) -> Ints:
-        """Return the first global batch from ``position`` on with each sample, or `NEVER_SOON`."""
+        """Return the first global batch at or after ``position`` with each sample, or `NEVER_SOON`."""
         batches = self.batches_per_epoch
         owners, first, last = self._drawing.places(epoch, indices)
         # The repetitions of a draw are in consecutive global batches.
@@ -270,7 +270,7 @@ class Plan:
         return self.replicas if self.draws is not None and self.draws.repeats > 1 else 1
 
     def _slices(self, start: int, stop: int, rank: int) -> tuple[Ints, Ints]:
-        """Return the first slot and the length of each of a rank's slices of global batches."""
+        """Return the first slots and the lengths of a rank's slices of global batches [start, stop)."""
         if self._ends is not None:
             ends = np.concatenate(([0], self._ends))[start : stop + 1]
             return ends[:-1], np.diff(ends)

@@ -1,4 +1,4 @@
-"""Queues of work that waits for a time, a retry, a reader, room in the cache, or a late result."""
+"""Queues of work that is waiting for a due time, a retry, a reader, room in the cache, or a late result."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CursorSpan(NamedTuple):
 
 
 class TimeQueue(Generic[_Item]):
-    """Items by time. Items with equal times keep their order of arrival, so runs are reproducible."""
+    """Items ordered by time. Ties keep their order of arrival, so that runs are reproducible."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, _Item]] = []
@@ -73,7 +73,7 @@ class TimeQueue(Generic[_Item]):
         self._valid.pop(item, None)
 
     def soonest_s(self) -> float | None:
-        """Return the earliest time, or ``None`` if empty."""
+        """Return the earliest time, or ``None`` if the queue is empty."""
         while self._heap:
             at_s, number, item = self._heap[0]
             if self._valid.get(item) == number:
@@ -82,7 +82,7 @@ class TimeQueue(Generic[_Item]):
         return None
 
     def pop(self) -> _Item | None:
-        """Remove and return the earliest item, or ``None`` if empty."""
+        """Remove and return the earliest item, or return ``None`` if the queue is empty."""
         if self.soonest_s() is None:
             return None
         item = heapq.heappop(self._heap)[2]
@@ -130,7 +130,7 @@ class Outage:
         return True
 
     def may_try(self, settings: CoreSettings, now: float) -> bool:
-        """Return whether to make an attempt now. Allows one per wait."""
+        """Return whether an attempt may be made now. Allows one per wait."""
         if now < self.until_s:
             return False
         self.until_s, self.probing = now + settings.backoff_after_s(self.failures), True
@@ -138,7 +138,7 @@ class Outage:
 
 
 class Misses(NamedTuple):
-    """A batch's samples that a reader is missing, and the time at which the report expires."""
+    """Samples of a batch that a reader is missing, and the time at which its report expires."""
 
     until_s: float
     samples: SetKey
@@ -190,7 +190,7 @@ class ReportedMisses:
         self.served(place)
 
     def by_set(self, now: float) -> dict[SetKey, Ints]:
-        """Return all missing samples by set, possibly with duplicates."""
+        """Return all missing samples, by set and possibly with duplicates."""
         self._expire(now)
         collected: dict[SetKey, list[Ints]] = {}
         for misses in self._by_batch.values():
@@ -212,10 +212,10 @@ class ReportedMisses:
 
 @dataclass(slots=True)
 class RoomSearch:
-    """The last failed search for room in the cache, and the cursors that wait for room.
+    """The last failed search for room in the cache, and the cursors that are waiting for room.
 
-    A search takes milliseconds per job. After a failed one, a search with no wider choice is
-    futile until an event has arrived and some time has passed.
+    A search takes milliseconds per job. After a failure, another search is futile until an event has
+    arrived and some time has passed, unless it may drop samples that are needed sooner.
     """
 
     until_s: float = -math.inf
@@ -232,7 +232,7 @@ class RoomSearch:
         self.later_than_s = later_than_s
 
     def reset(self) -> None:
-        """Allow a search at once."""
+        """Allow a new search immediately."""
         self.until_s = -math.inf
         self.events = -1
 
@@ -241,22 +241,22 @@ class RoomSearch:
         return later_than_s >= self.later_than_s and not self.over(events, now)
 
     def over(self, events: int, now: float) -> bool:
-        """Return whether the last search is outdated."""
+        """Return whether the last failed search is outdated."""
         return now >= self.until_s and events != self.events
 
     def over_at_s(self, events: int) -> float | None:
-        """Return when to search again, or ``None`` if there is no point until another event."""
+        """Return when to search again, or ``None`` if there is no point until another event arrives."""
         return self.until_s if events != self.events else None
 
 
 class Stragglers:
-    """Requests that are late or will be, and the number of hedges."""
+    """Requests that are late or may become late, and the number of hedges."""
 
     def __init__(self) -> None:
         self._later: TimeQueue[int] = TimeQueue()
         self._late: dict[int, None] = {}
         self.landings = 0
-        # No check for stragglers that readers wait for before this time, because it is slow
+        # Skip the slow check for stragglers that readers are waiting for before this time
         self.look_again_s = 0.0
         self.hedges = 0
 
@@ -289,14 +289,14 @@ class Stragglers:
         return self._later.soonest_s()
 
     def affordable(self, share: float) -> int:
-        """Return how many more hedges stay within a share of all ended requests."""
+        """Return how many more hedges are allowed, if ``share`` of all finished requests may be hedged."""
         return max(0, int(share * self.landings) - self.hedges)
 
 
 class UnsavedQueue:
     """Cached samples to write to the store, in order of arrival, each at most once.
 
-    ``enabled`` is set if some functions cannot access the store, or if a job fills it.
+    ``enabled`` is set if some functions cannot access the store, or if a job fills the store.
     """
 
     def __init__(self) -> None:
@@ -305,7 +305,7 @@ class UnsavedQueue:
         self._is_queued: dict[SetKey, Bools] = {}
 
     def add(self, key: SetKey, size: int, indices: Ints, now: float) -> None:
-        """Add samples of a set with ``size`` samples."""
+        """Add samples of a set that has ``size`` samples in total."""
         is_queued = self._is_queued.setdefault(key, np.zeros(size, dtype=np.bool_))
         fresh = indices[~is_queued[indices]]
         if fresh.size:
@@ -313,7 +313,7 @@ class UnsavedQueue:
             self._waiting.setdefault(key, deque()).append((now, fresh))
 
     def first(self) -> tuple[SetKey, float] | None:
-        """Return the set whose first sample has waited longest, and the start of its wait."""
+        """Return the set with the longest-waiting sample, and the time when that sample was queued."""
         since = {key: waiting[0][0] for key, waiting in self._waiting.items()}
         return min(since.items(), key=lambda entry: entry[1]) if since else None
 
@@ -322,7 +322,7 @@ class UnsavedQueue:
         return sum(indices.size for _, indices in itertools.islice(self._waiting[key], count)) >= count
 
     def pop(self, key: SetKey, count: int) -> Ints:
-        """Remove and return the first samples of a set, at most ``count``."""
+        """Remove and return the first samples of a set, up to ``count``."""
         waiting, taken = self._waiting[key], []
         while waiting and count:
             since_s, indices = waiting.popleft()

@@ -1,4 +1,4 @@
-"""The life cycle of a rank: open a job, request, read and miss batches, fall silent, be removed."""
+"""The life cycle of a rank: it opens a job, requests and reads batches, falls silent and is removed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EPOCHS_MAX = 2**40
 
 
 def job_opened(state: State, event: JobOpened, now: float) -> None:
-    """Open a job or add a rank, which starts to look ahead at once."""
+    """Open a job, or add a rank to an open one. The rank starts to look ahead at once."""
     dataset, job = event.dataset, state.jobs.get(event.job)
     state.datasets.setdefault(dataset.content, dataset)
     state.unused_datasets.discard(dataset.content)
@@ -50,7 +50,7 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
             cursor.seek(start, now)
             state.room_search.reset()
         cursor.reach = max(cursor.reach, start)
-        if start < cursor.watermark:  # another process starts again
+        if start < cursor.watermark:  # another process has started over
             cursor.seek(start, now)
     else:
         cursor = Cursor(
@@ -67,7 +67,7 @@ def job_opened(state: State, event: JobOpened, now: float) -> None:
 
 
 def job_closed(state: State, event: JobClosed, now: float) -> None:
-    """Remove a rank, and with the last rank its job. Cached samples stay until memory is needed."""
+    """Remove a rank, and the job if it was the last. Cached samples stay until memory is needed."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -100,7 +100,7 @@ def executors_ineligible(state: State, event: ExecutorsIneligible, now: float) -
 
 
 def batches_requested(state: State, event: BatchesRequested, now: float) -> None:
-    """Record that a page of the plan was sent. Moves the rank if the page is from another position."""
+    """Record that a page of the plan was sent. Moves the rank if the sampler skipped ahead or went back."""
     cursor = state.cursor(event.job, event.rank)
     if cursor is None:
         return
@@ -207,7 +207,7 @@ def renew(state: State, cursor: Cursor, now: float) -> None:
 
 
 def lapse(state: State, now: float) -> None:
-    """Mark ranks whose lease has ended as lapsed, and remove those silent for ``forget_s``."""
+    """Mark ranks with expired leases as lapsed, and remove those that were silent for ``forget_s``."""
     settings = state.settings
     for name, rank in state.leases.pop_due(now):
         cursor = state.cursor(name, rank)
@@ -225,7 +225,7 @@ def lapse(state: State, now: float) -> None:
 
 
 def remove_unused(state: State, now: float) -> None:
-    """Remove empty sample sets without ranks, and datasets found unused twice in a row."""
+    """Remove empty sample sets that no rank needs, and datasets found unused twice in a row."""
     misses = state.misses.by_set(now)
     for key, samples in list(state.sets.items()):
         if samples.idle and key not in misses and not state.need(key):
@@ -287,7 +287,7 @@ def _end_stall(state: State, place: BatchPlace, job: Job, wait_us: int, now: flo
 def _cause_from_states(
     state: State, cursor: Cursor, samples: SampleSet, indices: Ints, now: float
 ) -> Cause | None:
-    """Return the cause according to the samples' states, or ``None`` if it lies in the functions' work."""
+    """Infer a cause from the samples' states. Return ``None`` if it depends on the functions' work."""
     counts = np.bincount(samples.state[indices], minlength=len(SampleState))
     commonest = SampleState(int(counts.argmax()))
     if commonest is SampleState.WAITING:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LATE_LEAST_S = 0.05  # no request is a straggler before this
 _RESTORE_LATE_LEAST_S = 2.0  # the same for restores
-_LOOK_EVERY_S = 0.05  # between checks for stragglers that readers wait for
+_LOOK_EVERY_S = 0.05  # between checks for stragglers that readers are waiting for
 
 
 def make(
@@ -43,7 +43,7 @@ def make(
     restore: bool = False,
 ) -> None:
     """Request absent samples from an executor, and charge a job."""
-    indices = indices.copy()  # a view would keep the whole array alive
+    indices = indices.copy()  # a view would keep the entire array alive
     samples = state.set_of(key)
     if not restore:
         _note_thrash(state, samples, indices, now)
@@ -59,7 +59,7 @@ def make(
 
 
 def make_save(state: State, executor: ExecutorState, key: SetKey, indices: Ints, now: float) -> None:
-    """Request that cached samples are written to a pack, and charge a job that reads them, if any."""
+    """Request that cached samples be written to a pack. Charge a job that reads the dataset, if any."""
     job, ttl_s = next(iter(state.jobs_of(key.dataset)), None), state.settings.request_ttl_s
     name, number = "" if job is None else job.name, next(state.numbers)
     order = Prefetch(number, name, key, indices, ttl_s, RequestKind.SAVE, executor=executor.number)
@@ -143,7 +143,7 @@ def _race(state: State, late: Request, executor: ExecutorState, now: float) -> N
 
 
 def _is_unproven(state: State, request: Request) -> bool:
-    """Return whether a straggler's executor has never answered, although there is another executor."""
+    """Return whether a straggler's executor has never answered and there is another executor."""
     # Such hedges are unlimited, but the executor is soon set aside.
     executor = state.fleet.executors[request.order.executor]
     return (
@@ -214,7 +214,7 @@ def request_failed(state: State, event: RequestFailed, now: float) -> None:
 
 
 class Ended(NamedTuple):
-    """A finished request, with masks of its samples."""
+    """A finished request, with masks over its samples."""
 
     request: Request
     # Unsettled samples that are now cached, that failed permanently, and that no rival may provide.
@@ -316,7 +316,7 @@ def _bill(state: State, request: Request, event: RequestDone | RequestFailed, no
 
 
 def _judge_loser(state: State, winner: Request, now: float) -> None:
-    """Blame the loser of a race, because it may never answer."""
+    """Record a failure for the loser of a race, because it may never answer."""
     loser = state.requests.get(winner.rival) if winner.rival is not None else None
     if loser is None:
         return

@@ -1,7 +1,7 @@
 """The core's view of the store: stored samples, the executors that restore them, and failures.
 
-A job is *straight* if all its readers can access the store: stored samples are cached only after a
-miss. If all jobs of a dataset are straight, decoded samples are cached as *pointers* into their pack.
+A job is *straight* if all its readers can access the store. Its stored samples are cached only after a
+miss. If all jobs of a dataset are straight, decoded samples are cached as *pointers* into their packs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Way(NamedTuple):
 
 
 def records_stored(state: State, event: RecordsStored, now: float) -> None:
-    """Record locations in the store. Ignores a dataset without a job: they are sent again with the next."""
+    """Record locations in the store, unless the dataset has no job. Its next job will resend them."""
     dataset = state.datasets.get(event.dataset)
     if dataset is None or dataset.random or not state.settings.store or not event.indices.size:
         return
@@ -49,7 +49,7 @@ def records_stored(state: State, event: RecordsStored, now: float) -> None:
 
 
 def packs_lost(state: State, event: PacksLost, now: float) -> None:
-    """Forget locations in lost packs."""
+    """Forget the locations of samples in lost packs."""
     for samples in state.sets.values():
         if samples.packs is not None:
             lost = np.isin(samples.packs, event.packs) & (samples.packs != 0)
@@ -57,7 +57,7 @@ def packs_lost(state: State, event: PacksLost, now: float) -> None:
 
 
 def forget(state: State, samples: SampleSet, indices: Ints) -> None:
-    """Forget locations, and make straight ranks recheck samples that they may have skipped."""
+    """Forget locations, and make ranks of straight jobs recheck samples that they may have skipped."""
     if not indices.size:
         return
     samples.place(indices, 0)
@@ -71,7 +71,7 @@ def all_straight(state: State, dataset: bytes) -> bool:
 
 
 def withdraw_pointers(state: State, dataset: bytes) -> None:
-    """Drop all pointers if a reader may be unable to follow them, and make its job's ranks recheck."""
+    """Drop all pointers if any job's readers may be unable to follow them, and make its ranks recheck."""
     samples = state.sets.get(SetKey(dataset, EVERY_EPOCH))
     if samples is None or samples.pointed is None or all_straight(state, dataset):
         return
@@ -99,7 +99,7 @@ def usable(state: State, samples: SampleSet, event: Audited, now: float, *, whol
 def accept(
     state: State, samples: SampleSet, indices: Ints, event: RequestDone | Audited, cached: Bools
 ) -> Ints:
-    """Mark cached samples as resident records or pointers, and return those with records."""
+    """Mark cached samples as resident records or pointers, and return those cached as records."""
     if event.pointers is None:
         samples.store(indices[cached], event.record_bytes[cached])
         return indices[cached]
@@ -168,14 +168,14 @@ def _restorers(state: State, eligible: EligibleExecutors, now: float) -> Eligibl
 
 
 def is_usable(state: State, breaker: CircuitBreaker, now: float) -> bool:
-    """Return whether the store can be used. One trial request may use it after a failure and a pause."""
+    """Return whether the store can be used. A failure is followed by a pause and one trial request."""
     return not breaker.tripped or (now >= breaker.open_until_s() and breaker.probe not in state.requests)
 
 
 def with_their_packs(state: State, key: SetKey, requested: Ints) -> Ints:
-    """Return the first requested samples with the absent rest of their packs that a job will need.
+    """Return the first requested samples, plus absent samples of the same packs that a job will need.
 
-    Takes as many packs as fit into a request and the free memory.
+    Takes as many packs as fit into a request and into the free memory.
     """
     samples = state.set_of(key)
     fitting = int(state.free_bytes / samples.sample_bytes)
@@ -201,7 +201,7 @@ def with_their_packs(state: State, key: SetKey, requested: Ints) -> Ints:
 def kind_for(
     state: State, executor: ExecutorState, samples: SampleSet, indices: Ints, now: float, *, restore: bool
 ) -> RequestKind:
-    """Choose a request's kind by the store access of the executor and the readers."""
+    """Choose a request's kind, based on whether its executor and the readers can access the store."""
     if restore:
         return RequestKind.RESTORE
     access = executor.store
@@ -223,7 +223,7 @@ def kind_for(
 
 
 def answered(state: State, request: Request, access: StoreAccess, event: RequestDone, now: float) -> None:
-    """Update the store's contents and health from a result."""
+    """Update the store's known contents and health from a result."""
     samples = state.set_of(request.order.samples)
     if event.pack and event.stored is not None and request.order.samples.epoch == EVERY_EPOCH:
         samples.place(request.order.indices[event.stored], event.pack)
@@ -246,7 +246,7 @@ def answered(state: State, request: Request, access: StoreAccess, event: Request
 
 
 def distrust(state: State, request: Request, reason: str, now: float, *, refused: bool = False) -> None:
-    """Blame the store for a failed or refused request. Warns when it is set aside."""
+    """Blame the store for a failed or refused request. Warns when the store is set aside."""
     executor = state.fleet.executors[request.order.executor]
     breaker = executor.breaker_for(request.order.kind)
     if breaker is None:
@@ -260,7 +260,7 @@ def distrust(state: State, request: Request, reason: str, now: float, *, refused
 
 
 def store_trouble(state: State) -> str:
-    """Return the reasons executors cannot read or write the store, or an empty string."""
+    """Describe any problems that executors have with the store, or return an empty string."""
     return ". ".join(
         text.format(executor.name, breaker.reason)
         for executor in state.fleet.executors

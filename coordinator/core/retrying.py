@@ -1,7 +1,7 @@
 """Decide when, where and how often to retry samples.
 
-Only failures that may be a sample's fault use up its attempts, unlike a throttled executor, a full
-cache, or a source that does not respond.
+Only failures that may be a sample's fault use up its attempts. A throttled executor, a full cache or
+an unresponsive source does not.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _BLAMED_ON_EXECUTOR_MAX = 2  # failures per sample
 
 
 def end_outages(state: State, request: Request) -> None:
-    """End the executors' outage, and after a decode also the source's."""
+    """End the outage of the executors and, after a decode, that of the source."""
     state.outage.failures = 0
     if request.order.kind.decodes:
         state.source_outages.pop(request.order.samples.dataset, None)
 
 
 def release_due(state: State, now: float) -> None:
-    """Mark samples whose retry is due as absent, and make ranks look ahead to them again."""
+    """Mark samples that are due for a retry as absent, and make ranks look ahead to them again."""
     for retry in state.retries.pop_due(now):
         outage = state.source_outages.get(retry.samples.dataset) if retry.of_source else None
         if outage is not None and not outage.may_try(state.settings, now):  # another retry probes the source
@@ -77,7 +77,7 @@ def recheck(
     alone: bool = False,
     failed_by: int | None = None,
 ) -> None:
-    """Serve readers that are missing absent samples, and make ranks that passed them request them."""
+    """Serve readers that are missing these samples, and make ranks that passed them request them."""
     state.misses.reopen(key)
     by_job: dict[str, Ints] = {}  # a job's ranks share its plan
     for cursor in cursors:
@@ -95,7 +95,7 @@ def recheck(
 def retry_missing(
     state: State, request: Request, event: RequestDone, missing: Bools, now: float, *, any_arrived: bool
 ) -> None:
-    """Retry the samples that a result lacks: at once, after a wait, or when the source is back."""
+    """Retry samples missing from a result: at once, after a wait, or when the source has recovered."""
     order, messages = request.order, event.messages
     # The function started nothing, because its own time limit is too short.
     is_early = now - request.sent_s < state.settings.request_ttl_s / 2
@@ -117,7 +117,7 @@ def retry_missing(
 
 
 def _withhold_refused(state: State, request: Request, refused: int) -> None:
-    """Until the servers report again, withhold all memory that seems free, plus that of refused samples."""
+    """Withhold all apparently free memory and that of refused samples, until the servers report again."""
     if refused:
         refused_bytes = math.ceil(state.set_of(request.order.samples).sample_bytes * refused)
         withheld_bytes = state.withheld_bytes + max(0, state.free_bytes) + refused_bytes
@@ -127,7 +127,7 @@ def _withhold_refused(state: State, request: Request, refused: int) -> None:
 def retry_failed(
     state: State, request: Request, kind: FailureKind, offsets: NDArray[np.intp], now: float
 ) -> None:
-    """Retry the samples of a failed request, separately if one of them may be to blame."""
+    """Retry the samples of a failed request, one at a time if any of them may be to blame."""
     has_run = kind not in NEVER_RUN
     if request.order.kind is RequestKind.RESTORE and has_run:
         _queue_retries(state, request, request.order.indices[offsets], 0.0, now)
@@ -146,7 +146,7 @@ def try_again(
     counts: bool,
     alone: bool,
 ) -> None:
-    """Retry samples after a backoff, or write tombstones that expire if no attempts are left."""
+    """Retry samples after a backoff. Write expiring tombstones for those with no attempts left."""
     offsets = _reassign(state, request, offsets, now, counts=counts)
     if not offsets.size:
         return
@@ -198,7 +198,7 @@ def _queue_retries(
     now: float,
     **how: Any,
 ) -> None:
-    """Queue retries after a wait per sample: 0 s if another executor or the source can help."""
+    """Queue retries, each after its sample's wait. The wait is 0 if an alternative is available now."""
     if not indices.size:
         return
     key = request.order.samples
@@ -217,7 +217,7 @@ def _backoffs_s(state: State, times: NDArray[Any]) -> NDArray[np.float64]:
 def _reassign(
     state: State, request: Request, offsets: NDArray[np.intp], now: float, *, counts: bool
 ) -> NDArray[np.intp]:
-    """Retry elsewhere if the executor is set aside. Return the offsets of samples that may be to blame."""
+    """Retry samples elsewhere if their executor is set aside. Return the offsets of the rest."""
     executor = state.fleet.executors[request.order.executor]
     if not (
         executor.breaker.tripped and state.eligible_for(request.order.samples.dataset).can_reassign(executor)

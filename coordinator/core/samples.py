@@ -31,7 +31,7 @@ class SetKey(NamedTuple):
 
 
 class SampleState(enum.IntEnum):
-    """A sample's state as the core believes it to be. The cache has the truth."""
+    """A sample's presumed state. Only the cache knows the actual state."""
 
     UNKNOWN = 0  # never audited; an earlier coordinator may have cached it
     CHECKING = 1  # being audited
@@ -58,7 +58,7 @@ for _state, _followers in _NEXT.items():
 
 
 def footprint(record_bytes: Ints) -> Ints:
-    """Return the memory of records in Redis: jemalloc's size class (four per doubling), plus the key."""
+    """Return the Redis memory of records: jemalloc's size class (four per doubling), plus the key."""
     size = np.maximum(np.asarray(record_bytes, dtype=np.int64) + _OBJECT_BYTES, _OBJECT_BYTES)
     step = np.int64(1) << np.maximum(np.floor(np.log2(size - 1)).astype(np.int64) - 2, 4)
     taken: Ints = (size + step - 1) // step * step + _KEY_OVERHEAD_BYTES
@@ -89,7 +89,7 @@ class SampleSet:
         self.stored_count = 0
         # Whether the cache holds a pointer into the store. None if it never did.
         self.pointed: Bools | None = None
-        # No pointers are made before this time, because a reader could not follow one.
+        # No pointers are created before this time, because a reader could not follow one.
         self.pointers_from_s = 0.0
         self._by_pack: tuple[Ints, NDArray[np.uint32]] | None = None
         self._placed = 0
@@ -134,7 +134,7 @@ class SampleSet:
         return known
 
     def place(self, indices: Ints, packs: NDArray[np.uint32] | int) -> None:
-        """Set the samples' packs in the store, or 0 for an unknown location."""
+        """Set the packs that contain the samples, or 0 for an unknown location."""
         if self.packs is None:
             self.packs = np.zeros(self.state.size, dtype=np.uint32)
         self.stored_count -= int(np.count_nonzero(self.packs[indices]))
@@ -145,7 +145,7 @@ class SampleSet:
             self._by_pack, self._placed = None, 0
 
     def samples_in_pack(self, pack: int) -> Ints:
-        """Return the samples in a pack. Recently added ones may be missing."""
+        """Return the samples in a pack. Recent additions may be missing."""
         if self.packs is None:
             return np.empty(0, dtype=np.int64)
         if self._by_pack is None:
@@ -161,7 +161,7 @@ class SampleSet:
         return np.flatnonzero((self.state != SampleState.UNKNOWN) & (self.state != SampleState.ABSENT))
 
     def move(self, indices: Ints, to: SampleState) -> None:
-        """Move distinct samples to a state. Raises ``RuntimeError`` on an illegal transition, a bug."""
+        """Move distinct samples to a state. Raises ``RuntimeError`` for an illegal transition (a bug)."""
         before = self.state[indices]
         if not LEGAL[before, to].all():
             wrong = sorted({SampleState(int(state)).name for state in before[~LEGAL[before, to]]})
@@ -200,7 +200,7 @@ class SampleSet:
             self.sample_bytes += (total / indices.size - self.sample_bytes) * max(share, 0.05)
 
     def pointers_among(self, indices: Ints) -> Ints:
-        """Return those of ``indices`` that are resident as pointers."""
+        """Return those of ``indices`` that are cached as pointers."""
         if self.pointed is None:
             return indices[:0]
         return self.among(indices[self.pointed[indices]], _S.RESIDENT)

@@ -31,7 +31,7 @@ class Prices:
         source_gb: per GB fetched from the source.
         record_gb: per GB written to or read from the cache.
         store_put: per PUT to a store in a bucket.
-        hour: per hour of the cache and the coordinator, used or not.
+        hour: per hour of the cache and the coordinator, whether used or idle.
         coordinator_hour: the coordinator's part of ``hour``.
     """
 
@@ -62,7 +62,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """A catalog with a recipe. ``random`` recipes produce new samples in each epoch."""
+    """A catalog and a recipe. A ``random`` recipe produces new samples in each epoch."""
 
     # Digest of catalog and recipe.
     content: bytes

@@ -1,4 +1,4 @@
-"""The core's state, with the queries that several modules share."""
+"""The core's state, and queries that several modules share."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class State:
 
     settings: CoreSettings
     datasets: dict[bytes, DatasetFacts] = field(default_factory=dict)
-    # Datasets without samples and readers at the last check
+    # Datasets that had neither samples nor readers at the last check
     unused_datasets: set[bytes] = field(default_factory=set)
     sets: dict[SetKey, SampleSet] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -93,9 +93,9 @@ class State:
     # WAITING samples, by the time of their next attempt
     retries: TimeQueue[Retry] = field(default_factory=TimeQueue)
     misses: ReportedMisses = field(default_factory=ReportedMisses)
-    # Reasons of FAILED samples
+    # Reasons why samples are FAILED
     failures: dict[tuple[SetKey, int], str] = field(default_factory=dict)
-    # Expiry times of tombstones, in order, because all have equal lifetimes
+    # Expiry times of tombstones, in order, because all have the same lifetime
     expiries: deque[tuple[float, SetKey, Ints]] = field(default_factory=deque)
     room_search: RoomSearch = field(default_factory=RoomSearch)
     # Ranks, by the time at which their lease may end
@@ -111,7 +111,7 @@ class State:
     outage: Outage = field(default_factory=Outage)  # of all executors
     # Outages of sources that last returned nothing, by dataset
     source_outages: dict[bytes, Outage] = field(default_factory=dict)
-    events: int = 0  # handled so far, without ticks
+    events: int = 0  # handled so far, excluding ticks
     budget_bytes: int = 0
     reserved_bytes: int = 0
     foreign_bytes: int = 0  # cache memory used by others, which reduces the budget
@@ -147,22 +147,22 @@ class State:
 
     @property
     def in_flight(self) -> list[tuple[int, int]]:
-        """Return the number of requests and samples in flight, by executor."""
+        """Return the numbers of requests and samples in flight, by executor."""
         return [(executor.in_flight, executor.samples_in_flight) for executor in self.fleet.executors]
 
     @property
     def is_producing(self) -> bool:
-        """Return whether a request in flight adds samples to the cache."""
+        """Return whether a request in flight will add samples to the cache."""
         return any(request.order.kind.fills_cache for request in self.requests.values())
 
     @property
     def resident_bytes(self) -> int:
-        """Return the cache memory of records."""
+        """Return the cache memory that records take."""
         return sum(samples.resident_bytes for samples in self.sets.values())
 
     @property
     def free_bytes(self) -> int:
-        """Return the memory left by records, requests and others. Negative under pressure."""
+        """Return the memory that is not used, reserved or withheld. Negative under pressure."""
         used = self.resident_bytes + self.reserved_bytes + self.foreign_bytes + self.withheld_bytes
         return self.budget_bytes - used
 
@@ -182,7 +182,7 @@ class State:
         return samples
 
     def is_absent(self, key: SetKey) -> bool:
-        """Return whether the cache is known to hold nothing of a set that does not exist yet."""
+        """Return whether the cache is known to hold no samples of a set that does not exist yet."""
         return self.datasets[key.dataset].known_absent or self.emptied
 
     def add_resident(self, key: SetKey, indices: Ints, now: float) -> None:
@@ -237,11 +237,11 @@ class State:
         return need
 
     def eligible_for(self, dataset: bytes) -> EligibleExecutors:
-        """Return the executors that can produce a dataset."""
+        """Return the executors that can produce a dataset's samples."""
         return self.fleet.eligible(self.ineligible.get(dataset, frozenset()))
 
     def cursor(self, job: str, rank: int) -> Cursor | None:
-        """Return a rank's cursor, or ``None`` if it was closed or opened before a restart."""
+        """Return a rank's cursor, or ``None`` if it was closed, or was opened before a restart."""
         open_job = self.jobs.get(job)
         return open_job.cursors.get(rank) if open_job else None
 
@@ -265,7 +265,7 @@ class State:
         return self.jobs[job].team if job in self.jobs else NO_TEAM
 
     def turn(self, team: str) -> Turn | None:
-        """Return a team's turn, or ``None`` if it may spend no more."""
+        """Return a team's turn, or ``None`` if the team may not spend any more."""
         capped = self.teams[team].facts.max_usd < math.inf
         if capped and not self.teams.may_spend(team, self.ledger.request_usd):
             return None
@@ -301,7 +301,7 @@ class State:
                 self.wake(cursor)
 
     def restart_lookahead(self, cursors: Iterable[Cursor]) -> None:
-        """Make ranks recheck their whole window, because samples may be missing."""
+        """Make ranks recheck their entire windows, because samples may be missing."""
         for cursor in cursors:
             cursor.restart_lookahead()
             self.wake(cursor)
@@ -314,7 +314,7 @@ class State:
         self.room_search.waiting.pop(cursor.key, None)
 
     def remember_failure(self, key: SetKey, index: int, reason: str) -> None:
-        """Record why a sample failed. Only the latest reasons are kept."""
+        """Record why a sample failed. Only the most recent reasons are kept."""
         self.failures.pop((key, index), None)
         self.failures[key, index] = reason
         if len(self.failures) > _FAILURES_MAX:
@@ -329,7 +329,7 @@ class State:
         *,
         reason: str = "retries_spent",
     ) -> None:
-        """Mark samples as failed until their tombstones expire."""
+        """Write tombstones, and mark the samples as failed until the tombstones expire."""
         ttl_s = self.settings.tombstone_ttl_s
         self.set_of(key).move(indices, SampleState.FAILED)
         for index, message in zip(indices.tolist(), messages, strict=True):
@@ -339,6 +339,6 @@ class State:
 
 
 def unique(indices: Ints) -> Ints:
-    """Drop duplicates caused by padding. Keep the order of first appearance."""
+    """Drop duplicates caused by padding, keeping the order of first appearance."""
     _, first = np.unique(indices, return_index=True)
     return indices[np.sort(first)]
