@@ -1,4 +1,4 @@
-"""Catalogs: the samples of a source, listed once (:mod:`.lister`), sorted and packed (:mod:`.catalog`)."""
+"""Catalogs of samples. A source is listed once (:mod:`.lister`), then sorted and packed (:mod:`.catalog`)."""
 
 from __future__ import annotations
 

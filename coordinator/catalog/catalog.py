@@ -1,4 +1,4 @@
-"""The immutable, sorted list of a source's samples and classes. A million samples take 80 MB when mapped."""
+"""A source's samples and classes, sorted and immutable. A mapped catalog takes 80 MB per million samples."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Catalog:
-    """The samples of a source. :meth:`build` creates one from unsorted samples."""
+    """The samples of a source, in sorted order. :meth:`build` creates a catalog from unsorted samples."""
 
     # s3://name, or file:// plus the directory's absolute real path.
     bucket: str
-    # Full object keys, or for files paths below the directory.
+    # Full object keys or, for files, paths below the directory.
     keys: PackedStrings
-    # ETags, or for files size-mtime_ns or digests.
+    # ETags or, for files, size-mtime_ns or digests.
     versions: PackedStrings
     # int64 (indices into classes, or integers) or float64 of shape (samples, ...), a structured dtype of
     # both, or RaggedLabels if list lengths vary by sample. Stored in the smallest dtype that fits, and
@@ -99,14 +99,14 @@ class Catalog:
         sorted_like: PackedStrings | None = None,
         where: str = "",
     ) -> Catalog:
-        """Build a catalog from samples in any order, sorted by key or like ``sorted_like``.
+        """Build a catalog from samples in any order, sorting them by key or like ``sorted_like``.
 
         All keys start with ``prefix``. With ``members``, ``keys`` and ``versions`` have one entry per object,
-        in byte order, and ``labels`` has one per member. The rows of ``fields`` are in the order of
-        ``labels``. ``where`` identifies the list of samples in error messages.
+        in byte order, and ``labels`` has one per member. The rows of ``fields`` are in the same order
+        as ``labels``. ``where`` identifies the list of samples in error messages.
 
         Raises:
-            SourceError: the class names do not fit into one message, or a key appears twice.
+            SourceError: the class names do not fit into one message, or a key is repeated.
         """
         names_bytes = sum(len(name.encode()) for name in classes)
         if names_bytes > MAX_CLASS_NAMES_BYTES:
@@ -132,27 +132,27 @@ class Catalog:
 
     @property
     def id_bucket(self) -> str:
-        """Return the bucket in ids, which is the alias if there is one."""
+        """Return the bucket's name in ids, which is its alias if it has one."""
         return ids.id_bucket(self.bucket, self.alias)
 
     @property
     def whole_bucket(self) -> bool:
-        """Return whether no other source shares the bucket in its ids."""
+        """Return whether this is the only source whose ids contain this bucket."""
         return self.id_bucket.startswith("file:")
 
     def label_sizes(self, indices: NDArray[np.int64] | slice = slice(None)) -> NDArray[np.int64]:
-        """Return the size in bytes of each label in its dtype, or only of those at ``indices``."""
+        """Return each label's size in bytes in ``label_dtype``. By default, ``indices`` covers all labels."""
         return label_sizes(self.labels, self.label_dtype, indices)
 
     def max_label_bytes(self, count: int, *, may_repeat: bool) -> int:
-        """Return the maximum size in bytes of the labels of ``count`` samples, which may repeat."""
+        """Return the maximum total size of ``count`` labels in bytes. ``may_repeat`` allows duplicates."""
         if not isinstance(self.labels, RaggedLabels):
             return count * self.label_bytes
         sizes = np.sort(self.label_sizes())
         return count * int(sizes[-1]) if may_repeat else int(sizes[-count:].sum())
 
     def names_at(self, indices: NDArray[np.int64]) -> list[bytes]:
-        """Return the display names of samples: the key, and the member's name if there is one."""
+        """Return the samples' display names: the key, plus the member's name if there is one."""
         keys = self.keys.take(indices)
         if self.members is None:
             return keys
@@ -198,12 +198,12 @@ class Catalog:
         indices: NDArray[np.int64] | None = None,
         fields: Sequence[str] = (),
     ) -> bytes:
-        """Return sample ids, concatenated, 16 bytes each.
+        """Return concatenated sample ids of 16 bytes each.
 
         Args:
             recipe_digest: the recipe's :attr:`superdl.super_wire.recipe.Recipe.digest`.
-            randomness: (augment seed, epoch) of a random recipe, else ``None``.
-            indices: catalog indices in the requested order, or ``None`` for all.
+            randomness: (augment seed, epoch) for a random recipe, otherwise ``None``.
+            indices: catalog indices in the requested order, or ``None`` for all samples.
             fields: the recipe's :attr:`superdl.super_wire.recipe.Recipe.beside`.
         """
         parts = self.parts(fields)
@@ -220,7 +220,7 @@ class Catalog:
 
 
 def check_unique(keys: PackedStrings, where: str) -> None:
-    """Raise a ``SourceError`` that names some of the repeated keys, if there are any. Keys must be sorted."""
+    """Raise ``SourceError`` if any keys are repeated, and name a few of them. ``keys`` must be sorted."""
     if repeated := keys.take(np.flatnonzero(keys.equals_next())[:_SHOWN]):
         names = ", ".join(repr(key.decode()) for key in dict.fromkeys(repeated))
         raise SourceError(
@@ -229,7 +229,7 @@ def check_unique(keys: PackedStrings, where: str) -> None:
 
 
 def _id_columns(part: Field, indices: NDArray[np.int64], skipped: int) -> ids.FieldColumns:
-    """Return the columns of a part that ids cover, without the first ``skipped`` bytes of each key."""
+    """Return the columns of a part that ids depend on, omitting the first ``skipped`` bytes of each key."""
     keys, versions = part.keys.take(indices), part.versions.take(indices)
     named = [key[skipped:] for key in keys] if skipped else keys
     return ids.FieldColumns(
@@ -249,7 +249,7 @@ def _fingerprint(catalog: Catalog) -> bytes:
         if part.name != ids.MAIN_FIELD:
             add(f"field {part.name}".encode())
         if part.members is not None:
-            add(b"members")  # no bucket begins like this
+            add(b"members")  # no bucket starts with this
     add(catalog.id_bucket.encode())
     for part in parts:
         columns = [(part.keys, len(catalog.prefix.encode())), (part.versions, 0)]
@@ -268,7 +268,7 @@ def _fingerprint(catalog: Catalog) -> bytes:
 
 def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
     if isinstance(labels, RaggedLabels):
-        # Each list of varying length is a field.
+        # Each list of varying length is hashed as a field.
         for piece in pack_labels(labels, dtype):
             digest.update(len(piece).to_bytes(8, "little"))
             digest.update(piece)
@@ -279,7 +279,7 @@ def _add_labels(digest: hashlib.blake2b, labels: Labels, dtype: str) -> None:
 
 
 def _add_strings(digest: hashlib.blake2b, strings: PackedStrings, skipped: int) -> None:
-    """Hash strings without their first ``skipped`` bytes, with lengths and contents as two fields."""
+    """Hash strings, minus their first ``skipped`` bytes, as two fields: the lengths, then the contents."""
     total = 0
     digest.update((8 * len(strings)).to_bytes(8, "little"))
     for chunk in strings.chunks():

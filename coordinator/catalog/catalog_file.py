@@ -1,14 +1,14 @@
-"""The catalog's file: a memory-mapped Arrow IPC file, of which only the requested samples are read.
+"""A catalog as a memory-mapped Arrow IPC file, so that only the requested samples are read.
 
-It contains one record batch with a row for each sample. Any Arrow reader can open it:
+The file contains one record batch with a row for each sample. Any Arrow reader can open it:
 
 | column | type |
 |---|---|
-| ``key``, ``version`` | large binary; dictionaries of it if samples are members of objects |
+| ``key``, ``version`` | large binary; dictionary-encoded if samples are members of objects |
 | ``member``, ``offset``, ``length``, ``encoding`` | large binary and unsigned integers; only for members |
-| ``label`` | fixed-size binary: a label in numpy's bytes, or its fixed part |
+| ``label`` | fixed-size binary: a label as stored by numpy, or its fixed-size part |
 | ``label.NAME`` | large list of fixed-size binary: a list whose length varies by sample |
-| ``FIELD.key`` and so on | the same columns for an additional field of the samples |
+| ``FIELD.key`` and so on | the same columns for an additional field |
 
 The schema's metadata contains the catalog's properties (bucket, classes, warnings, dtypes, fingerprint) as
 JSON.
@@ -42,7 +42,7 @@ _TEXTS = ("bucket", "alias", "prefix", "label_dtype", "label_bytes")
 
 
 def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
-    """Write a catalog to a file opened for writing."""
+    """Write a catalog to a writable binary stream."""
     import pyarrow as pa
 
     columns, facts = dict[str, Any](), {name: getattr(catalog, name) for name in _TEXTS}
@@ -68,7 +68,7 @@ def write_catalog(catalog: Catalog, stream: BinaryIO) -> None:
 
 
 def map_catalog(path: Path) -> Catalog:
-    """Map a catalog's file. Raises ``OSError`` if it is unreadable, or ``ValueError`` if it is invalid."""
+    """Memory-map a catalog file. Raises ``OSError`` if it is unreadable, ``ValueError`` if it is invalid."""
     import pyarrow as pa
 
     with pa.memory_map(str(path)) as source:
@@ -107,7 +107,7 @@ def _part_columns(part: Field) -> dict[str, Any]:
 
 
 def _part_of(name: str, columns: dict[str, Any], row_encodings: list[str] | None) -> Field:
-    """Build a part from columns. ``row_encodings`` is ``None`` if it has no members."""
+    """Build a part from its columns. ``row_encodings`` is ``None`` if the part has no members."""
     keys, versions = (PackedStrings(columns[_column(name, short)]) for short in ("key", "version"))
     if row_encodings is None:
         return Field(name, keys, versions, None)

@@ -1,4 +1,4 @@
-"""Datasets that runs have registered, and the listings of their sources."""
+"""Datasets registered by runs, and the listings of their sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULT_RECORD_BYTES = 600_000
 
 @dataclass(slots=True)
 class Listing:
-    """A running or finished listing of a source. ``listed`` is the number of samples so far."""
+    """A listing of a source, in progress or finished. ``listed`` is the number of samples found so far."""
 
     source: str
     key_list: str
@@ -52,33 +52,33 @@ class Listing:
 
     @property
     def options(self) -> tuple[str, str, Naming, tuple[str, ...]]:
-        """Return the source and the listing's options."""
+        """Return the source and the options of the listing."""
         return self.source, self.key_list, self.naming, self.classes
 
     @property
     def key(self) -> bytes:
-        """Return a 16-byte digest of the source and the listing's options."""
+        """Return a 16-byte digest of the source and the options of the listing."""
         return digest128(json.dumps(self.options).encode())
 
     @property
     def note(self) -> Tombstone:
-        """Return the tombstone for readers until the listing has ended."""
+        """Return the tombstone that readers receive while the listing is in progress."""
         so_far = f"it is being listed, with {self.listed:,} samples so far"
         return Tombstone(self.source, LISTING, so_far, permanent=False)
 
     @property
     def ended(self) -> bool:
-        """Return whether there is a catalog or an error."""
+        """Return whether the listing has produced a catalog or failed."""
         return self.catalog is not None or self.error is not None
 
     def dated(self, reason: str) -> str:
-        """Add the time of the listing to the reason of a failure, if the sample changed after it."""
+        """Add the time of the listing to the reason for a failure if the sample has changed since then."""
         return reason.replace(CHANGED_SINCE, f"{CHANGED_SINCE} at {self.ended_at}", 1)
 
 
 @dataclass(slots=True)
 class Dataset:
-    """A listing with a recipe, as registered by a run."""
+    """A listing combined with a recipe, as registered by a run."""
 
     dataset_id: bytes
     recipe: Recipe
@@ -112,18 +112,18 @@ class Dataset:
 
     @property
     def content(self) -> bytes:
-        """Return a digest of everything that determines ids. Datasets with equal digests share records."""
+        """Return a digest of everything that determines ids. Datasets with the same digest share records."""
         seed = self.recipe.augment_seed.to_bytes(8, "little", signed=True)
         return digest128(self.catalog.fingerprint, self.recipe.digest, seed)
 
     @property
     def record_bytes(self) -> int:
-        """Return a record's length in bytes. It is an estimate unless the recipe determines the shape."""
+        """Return the length of a record in bytes, estimated unless the recipe determines the shape."""
         shape = self.recipe.output_shape
         return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
 
     def facts(self, *, known_absent: bool, keeps_shards: bool = False) -> DatasetFacts:
-        """Return the properties for the core. Set ``known_absent`` if the cache is known to be empty."""
+        """Return the properties for the core. ``known_absent`` means that the cache is known to be empty."""
         members = self.catalog.members
         is_kept = keeps_shards and not self.catalog.bucket.startswith("file://")
         # Functions read whole row groups, so group Parquet rows in requests even then.
@@ -141,7 +141,7 @@ class Dataset:
         )
 
     def ids(self, indices: NDArray[np.int64], epoch: int) -> bytes:
-        """Return the concatenated ids in ``epoch``. The dataset must be ready."""
+        """Return the concatenated ids of samples in ``epoch``. The dataset must be ready."""
         if self.recipe.random:
             randomness = self.recipe.augment_seed, epoch
             return self.catalog.sample_ids(self.recipe.digest, randomness, indices, self.recipe.beside)

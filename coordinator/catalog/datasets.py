@@ -1,8 +1,8 @@
-"""The registry of datasets, their listings and ids, and the datasets that jobs have open.
+"""Registered datasets with their listings and ids, and the datasets that jobs have open.
 
-The ranks of a run share a listing. A new run shares it too, unless it is older than ``catalog_max_age_s``.
-A launcher may reuse the id of an earlier run, so a run ends after that time without a job or a call.
-Jobs, the core and the cache treat datasets with equal content as identical.
+The ranks of a run share a listing. A new run reuses it unless it is older than ``catalog_max_age_s``.
+Because launchers may reuse run ids, a run ends after the same time without an open job or a request.
+Jobs, the core and the cache treat datasets with the same content as identical.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class DatasetRegistry:
     """The most recently registered datasets, the open datasets, and their shared listings.
 
     Args:
-        max_age_s: maximum age of a listing that a new run may share.
+        max_age_s: maximum age in seconds of a listing that a new run may share.
         capacity: maximum number of registered datasets, not counting open ones.
         clock: returns monotonic time in seconds.
-        allowed: limits of listings.
-        lister: lists a source in a thread. The default is :func:`.list_source`, which
-            continues in a separate process beyond ``few_samples``.
+        allowed: limits on listings.
+        lister: lists a source in a thread. The default is :func:`.list_source`, which moves
+            to a separate process if a source has more than ``few_samples`` samples.
         state: stores catalogs and ids. The default uses temporary files.
     """
 
@@ -99,11 +99,11 @@ class DatasetRegistry:
         renew: bool = False,
         is_open: Callable[[str], bool] | None = None,
     ) -> Dataset:
-        """Return the dataset for these arguments, and start a listing unless a suitable one exists.
+        """Return the dataset for these arguments, starting a listing unless a suitable one exists.
 
-        With ``renew``, a listing older than ten times its duration is replaced, even that of this run.
-        With ``is_open``, which returns whether a job is open, the listing of a run that has ended is
-        replaced, because a later run may have the same id. Running jobs keep their listing.
+        With ``renew``, a listing older than ten times its duration is replaced, even if it belongs to
+        this run. ``is_open`` returns whether a job is open. If given, the listing of a run that has ended
+        is replaced, because a later run may have the same id. Running jobs keep their listing.
 
         Raises ``CoordinatorError`` if too many other listings are in progress.
         """
@@ -124,20 +124,20 @@ class DatasetRegistry:
         return dataset
 
     def __iter__(self) -> Iterator[Dataset]:
-        """Iterate over registered datasets, including those being listed, and open ones."""
+        """Iterate over the registered datasets, including those still being listed, and the open datasets."""
         return iter([*self._datasets.values(), *self.opened.values()])
 
     def __getitem__(self, content: bytes) -> Dataset:
-        """Return the open dataset with a content digest."""
+        """Return the open dataset with this content digest."""
         return self.opened[content]
 
     def ids_of(self, content: bytes) -> bytes:
-        """Return the concatenated ids of the ready datasets with this content. Each run has its own."""
+        """Return the concatenated ids of all ready datasets with this content. The id differs by run."""
         ready = (dataset for dataset in self._datasets.values() if dataset.ready)
         return b"".join(dataset.dataset_id for dataset in ready if dataset.content == content)
 
     def open(self, dataset: Dataset) -> None:
-        """Keep a listed dataset that a job is about to read until :meth:`close_unknown` drops it."""
+        """Mark a listed dataset as open for a job. It stays open until :meth:`close_unknown` drops it."""
         # If two locations share an alias, the last one wins, because the source may have moved.
         self.opened[dataset.content] = dataset
 
@@ -146,7 +146,7 @@ class DatasetRegistry:
         self.opened = {content: dataset for content, dataset in self.opened.items() if content in known}
 
     def get(self, dataset_id: bytes) -> Dataset | None:
-        """Return the dataset with this id, or ``None`` if it is not registered any more."""
+        """Return the dataset with this id, or ``None`` if it is no longer registered."""
         dataset = self._datasets.get(dataset_id)
         if dataset is not None:
             self._datasets.move_to_end(dataset_id)
@@ -154,9 +154,9 @@ class DatasetRegistry:
         return dataset
 
     async def wait(self, dataset: Dataset, *, listed: int, wait_s: float) -> None:
-        """Wait until the listing has more than ``listed`` samples or has ended and the ids are derived.
+        """Wait until more than ``listed`` samples are listed, or until the listing and its ids are complete.
 
-        Waits at most ``wait_s``. Raises the ``SuperError`` that ended the listing, if any.
+        Waits at most ``wait_s`` seconds. If the listing failed, raises its ``SuperError``.
         """
         listing, until_s = dataset.listing, asyncio.get_running_loop().time() + wait_s
         async with listing.changed:
@@ -173,7 +173,7 @@ class DatasetRegistry:
                 await asyncio.to_thread(self._state.note, self._key(dataset.dataset_id), listing.kept)
 
     async def close(self) -> None:
-        """Cancel the listings in progress and wait a few seconds for them."""
+        """Cancel the listings in progress, and wait a few seconds for them to stop."""
         for listing in self._listings:
             listing.cancelled.set()
         tasks: list[asyncio.Task[Any]] = [*self._deriving.values()]
@@ -183,7 +183,7 @@ class DatasetRegistry:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _has_ended(self, dataset: Dataset, is_open: Callable[[str], bool]) -> bool:
-        """Return whether a run has not requested a dataset for long and has no open job."""
+        """Return whether a dataset's run has no open job and has not requested the dataset recently."""
         is_silent = self._clock() - dataset.requested_at_s > self._max_age_s
         of_run = [other for other in self._datasets.values() if other.run_id == dataset.run_id]
         return is_silent and not any(is_open(job) for other in of_run for job in other.jobs)
@@ -288,7 +288,7 @@ class DatasetRegistry:
             listing.catalog, listing.listed = result, len(result)
 
     async def _list_and_keep(self, listing: Listing, progress: Callable[[int | None], None]) -> Catalog:
-        """List a source and keep the catalog in the state. A long listing runs in a separate process."""
+        """List a source, and store its catalog in the state. Long listings run in a separate process."""
         listing.kept, began_s = None, self._clock()
         try:
             catalog = await self._list_patiently(listing, progress, self._lister)
@@ -317,7 +317,7 @@ class DatasetRegistry:
     async def _list_patiently(
         self, listing: Listing, progress: Callable[[int | None], None], lister: Callable[..., _Result]
     ) -> _Result:
-        """List a source. If it is throttled or does not respond, retry after increasing pauses."""
+        """List a source, retrying with increasing delays while it throttles requests or does not respond."""
         source, key_list, *how = listing.options
         options = source, key_list or None, progress, listing.cancelled, *how
         until_s, pause_s = self._clock() + _BUSY_S, 1.0

@@ -1,4 +1,4 @@
-"""Key lists: files with samples' keys, relative to the source, and labels."""
+"""Key lists: files that contain the samples' keys (relative to the source) and labels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_KEY_LIST_BYTES = 4 * 2**30
 
 
 class KeyList(NamedTuple):
-    """A key list's columns, in file order. Labels and classes are as in ``Catalog``."""
+    """The columns of a key list, in file order. Labels and classes have the same form as in ``Catalog``."""
 
     url: str
     labels: Labels
@@ -53,16 +53,16 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
     Args:
         url: URL of a ``.csv``, ``.jsonl`` or ``.parquet`` file in a bucket, a ``file://``
             URL or a plain path.
-        tally: checked regularly for cancellation. It notes classes without a row, and counts
-            the rows if the source need not be listed.
-        of_files: whether the source is a directory or a web server, which keys may not leave.
-        classes: class names by label. If empty, the sorted names in the list are used.
+        tally: checked regularly for cancellation. It records classes without a row, and counts
+            the rows if the source does not have to be listed.
+        of_files: whether the source is a directory or a web server. Keys must not lead outside it.
+        classes: class names in label order. If empty, the names in the list are used, sorted.
 
     Raises:
         ConfigError: the URL is malformed.
         SourceError: the list does not exist (``SourceNotFoundError``), may not be read
-            (``SourceForbiddenError``), has no rows (``SourceEmptyError``) or has a bad row,
-            whose line the message names; or ``classes`` are given, but labels are not names.
+            (``SourceForbiddenError``), has no rows (``SourceEmptyError``) or has an invalid row
+            (the message names the line), or ``classes`` are given but labels are not names.
         ListingCancelledError: the listing was cancelled.
     """
     read_rows = FORMATS.get(PurePosixPath(url).suffix.lower())
@@ -101,7 +101,7 @@ def read_key_list(url: str, tally: Tally, *, of_files: bool, classes: Sequence[s
 def _packed_columns(
     batches: Iterable[Rows], labels: LabelColumn, tally: Tally, *, of_files: bool
 ) -> tuple[dict[str, PartColumns], int]:
-    """Pack all rows. Return each part's columns, by its name, and the number of rows."""
+    """Pack all rows. Return the columns of each part, keyed by the part's name, and the number of rows."""
     columns, count = dict[str, PartColumns](), 0
     for rows in batches:
         tally.reach(count)
@@ -138,7 +138,7 @@ def _open(url: str, tally: Tally) -> Iterator[BinaryIO]:
     except OSError as error:
         raise SourceError(f"key_list {path} cannot be read: {error.strerror}") from error
     with opened:
-        # Check the opened file again, because a link may have been replaced meanwhile.
+        # Check the opened file again, because a link may have been replaced in the meantime.
         tally.allowed.check_open_file(opened.fileno(), f"key_list {url}")
         _check_size(url, os.fstat(opened.fileno()).st_size)
         yield opened

@@ -1,4 +1,4 @@
-"""The columns of a key list: check their names, and pack those that identify samples."""
+"""Check the column names of a key list, and pack the columns that identify samples."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ _SHOWN = 200  # characters of a name in a message
 class Rows(NamedTuple):
     """A batch of rows."""
 
-    # Line numbers, or for Parquet row numbers from 1, as int64.
+    # Line numbers or, for Parquet, row numbers from 1, as int64.
     numbers: NDArray[np.int64]
     # Arrow arrays with a value for each row. Columns of fields have names such as mask.key.
     columns: Mapping[str, Any]
     # The label column's name, which ends in VARIES for lists of any length.
     labelled: str
-    # Columns by part. The part of the samples' main objects has an empty name, others that of their field.
+    # Columns by part. The part of the main objects has an empty name. Other parts are named after a field.
     parts: Parts
 
 
 class BadRowError(ValueError):
-    """A row cannot be used. The error has its number, or 0 for the whole file, and the reason."""
+    """A row cannot be used. ``number`` is 0 if the whole file is unusable, and ``reason`` explains why."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(number, reason)
@@ -67,13 +67,13 @@ class BadRowError(ValueError):
 
 
 def check_rows(bad: Any, numbers: NDArray[np.int64], reason: str | Callable[[int], str]) -> None:
-    """Raise :class:`BadRowError` for the first bad row, if any. ``reason`` may be a function of its index."""
+    """Raise :class:`BadRowError` for the first bad row, if any. ``reason`` may be a function of the index."""
     for at in np.flatnonzero(np.asarray(bad))[:1].tolist():
         raise BadRowError(int(numbers[at]), reason if isinstance(reason, str) else reason(at))
 
 
 def coded(texts: Any, numbers: NDArray[np.int64], code_of: Callable[[str], int]) -> NDArray[np.int64]:
-    """Return each string's code. ``code_of`` raises ``ValueError`` for an invalid string."""
+    """Return the code of each string. ``code_of`` must raise ``ValueError`` for invalid strings."""
     encoded, codes = texts.dictionary_encode(), []
     indices = encoded.indices.to_numpy()
     for index, text in enumerate(encoded.dictionary.to_pylist()):  # in the order of first rows
@@ -86,7 +86,7 @@ def coded(texts: Any, numbers: NDArray[np.int64], code_of: Callable[[str], int])
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether an Arrow type is one of strings."""
+    """Return whether an Arrow type is a string type."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
@@ -100,7 +100,7 @@ def kind_of(name: str) -> Any:
 
 
 def other_fields(expected: Iterable[str]) -> str:
-    """Return the reason to refuse a label without the ``expected`` fields."""
+    """Return an error message for a label that does not have the ``expected`` fields."""
     names = ", ".join(filter(None, expected))[:200] or "none"
     return f"all labels must have the same fields, but those before it have others ({names})"
 
@@ -112,14 +112,14 @@ def check_columns(names: Sequence[Any], number: int, *needed: str) -> None:
 
 
 def labelled_by(names: Collection[Any], number: int) -> str:
-    """Return the label column's name among ``names``."""
+    """Find the label column among ``names``, and return its name."""
     if set(LABELS) <= set(names):
         raise BadRowError(number, "the columns label and label[] both exist: remove one")
     return LABELS[LABELS[1] in names]
 
 
 def parts_of(names: Collection[str], number: int) -> Parts:
-    """Return the columns of the main objects and of each field, such as ``mask`` in ``mask.key``."""
+    """Group the columns by part: the main objects, and each field (such as ``mask`` in ``mask.key``)."""
     by_field: dict[str, list[str]] = {"": [name for name in names if name in _OF_PARTS]}
     for name in names:
         field, _, column = name.partition(".")
@@ -131,7 +131,7 @@ def parts_of(names: Collection[str], number: int) -> Parts:
         if len(set(columns)) < len(columns):
             raise BadRowError(number, f"{where}a column appears twice in {', '.join(columns)}")
         present = [name for name in _MEMBER if name in columns]
-        # A single offset or length is a column of the user's own.
+        # An offset or a length alone is the user's own column.
         if len(present) == len(_MEMBER) - 1 or present == ["member"]:
             reason = (
                 f"the columns member, offset and length belong together; got only {' and '.join(present)}"
@@ -154,12 +154,12 @@ def parts_of(names: Collection[str], number: int) -> Parts:
 
 
 def names_of(parts: Parts) -> list[str]:
-    """Return all parts' columns by their full names."""
+    """Return the full column names of all parts."""
     return [f"{part}." * bool(part) + name for part, names in parts.items() for name in sorted(names)]
 
 
 class Part(NamedTuple):
-    """The columns of a part: the samples' main objects, or a field."""
+    """The columns of one part: the samples' main objects, or a field."""
 
     # Relative to the source. With members, keys and versions belong to distinct objects, in byte order.
     # Without, a field's keys may repeat.
@@ -172,7 +172,7 @@ class Part(NamedTuple):
 
 
 class PartColumns:
-    """Collects a part's columns in batches of rows, in a few bytes per row."""
+    """Collects the columns of a part batch by batch, using a few bytes per row."""
 
     def __init__(self, name: str, *, of_files: bool) -> None:
         self._name, self._of_files = name, of_files
@@ -182,7 +182,7 @@ class PartColumns:
         self._codes = {encoding: code for code, encoding in enumerate(MEMBER_ENCODINGS)}
 
     def extend(self, rows: Rows) -> None:
-        """Add rows. Raises :class:`BadRowError` for an invalid one."""
+        """Add rows. Raises :class:`BadRowError` if a row is invalid."""
         try:
             self._extend(rows, f"{self._name}." if self._name else "")
         except BadRowError as error:
@@ -249,7 +249,7 @@ class PartColumns:
         self._columns["lines"].append(numbers)
 
     def _code_of(self, encoding: str) -> int:
-        """Return an encoding's number. A new Parquet column gets a new one."""
+        """Return the code of an encoding. Each new Parquet column gets a code of its own."""
         if encoding in self._codes:
             return self._codes[encoding]
         if not is_row(encoding) or len(encoding.encode()) > _MAX_NAME_BYTES:
@@ -262,10 +262,10 @@ class PartColumns:
         return self._codes.setdefault(encoding, len(self._codes))
 
     def part(self, url: str, *, shared: bool = False) -> Part:
-        """Return the objects or members of all rows. Errors name ``url``.
+        """Return the objects or members of all rows. Error messages contain ``url``.
 
-        Raises ``SourceError`` if an object has two versions or, unless samples may have ``shared``
-        members, if two members overlap or have the same name.
+        Raises ``SourceError`` if an object has two versions. Overlapping members and members with the
+        same name are errors too, unless ``shared`` allows samples to share members.
         """
         keys, versions = self.keys.build(), self.versions.build() if len(self.versions) else None
         if not len(self._names):

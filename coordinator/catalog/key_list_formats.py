@@ -48,7 +48,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
 def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
-    """Read rows like those of JSONL. In label and number columns, cells that spell numbers are numbers."""
+    """Read CSV rows in the form of JSONL rows. In label and number columns, numeric cells become numbers."""
     import pyarrow as pa
 
     records = _csv_records(stream)
@@ -77,7 +77,7 @@ def _csv_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-    """Yield rows that are not blank, with their line numbers. All must have the width of the first."""
+    """Yield non-blank rows with their line numbers. All rows must have as many cells as the first."""
     rows, width = csv.reader((line for _, line in _lines(stream)), strict=True), 0
     while True:
         try:
@@ -93,7 +93,7 @@ def _csv_records(stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _number(cell: str) -> float | str:
-    """Parse a cell as a number, or return it unchanged if it is none."""
+    """Parse a cell as a number, or return it unchanged if it is not numeric."""
     text = cell.strip()
     if len(text) > _MAX_DIGITS or not _NUMBER.fullmatch(text):
         return cell
@@ -110,7 +110,7 @@ def _rows_of(stream: BinaryIO, records: Iterator[tuple[int, dict[str, Any]]]) ->
 
 
 def _json_records(stream: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield all rows with their line numbers. All must have the columns of the first."""
+    """Yield all rows with their line numbers. Every row must have the same columns as the first."""
     decoder = json.JSONDecoder(object_pairs_hook=once_each)
     names: tuple[str, ...] = ()
     first: set[str] = set()
@@ -148,7 +148,7 @@ def _holds_bool(label: object) -> bool:
 
 
 def _column(values: list[Any], numbers: NDArray[np.int64], name: str) -> Any:
-    """Return a column of the type that its name requires. For labels, any type that fits all will do.
+    """Return a column of the type that its name requires. Labels may have any type that fits all of them.
 
     Raises :class:`BadRowError` for the first value that does not fit.
     """
@@ -191,7 +191,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
     done = 0
     try:
         footer = parquet.read_metadata(stream)
-        # Without dictionaries, a text that many rows share would be copied for each.
+        # Without dictionaries, a string that many rows share would be copied for each of them.
         texts = [leaf.path for leaf in footer.schema if leaf.physical_type == "BYTE_ARRAY"]
         table = parquet.ParquetFile(stream, metadata=footer, read_dictionary=texts, pre_buffer=False)
         names = list(table.schema_arrow.names)
@@ -215,7 +215,7 @@ def _parquet_rows(stream: BinaryIO) -> Iterator[Rows]:
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Yield lines, numbered from 1. Raises ``BadRowError`` if one is too long or not UTF-8."""
+    """Yield lines, numbered from 1. Raises ``BadRowError`` if a line is too long or not UTF-8."""
     number = 0
     while line := stream.readline(_MAX_LINE_BYTES + 1):
         number += 1
@@ -231,7 +231,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
 def _batches(
     stream: BinaryIO, records: Iterator[tuple[int, _T]]
 ) -> Iterator[tuple[NDArray[np.int64], list[_T]]]:
-    """Yield batches of line numbers and records. Batches of long lines are smaller."""
+    """Yield batches of line numbers and records. Batches are smaller if lines are long."""
     numbers, batch, begin = list[int](), list[_T](), stream.tell()
     for number, record in records:
         numbers.append(number)
@@ -302,7 +302,7 @@ def _check_size(batch: Any, number: int) -> None:
 
 
 def _dense_bytes(column: Any) -> int:
-    """Return a column's size in bytes, counting a shared string for each row."""
+    """Return a column's size in bytes, counting a shared string once per row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,7 +1,7 @@
 """Check a key list's label column, and pack its Arrow arrays as numpy arrays.
 
-A label is a number, a string (a class name), a list of numbers (nested lists are arrays), or an object with
-such fields.
+A label is a number, a string (a class name), a list of numbers (nested for arrays), or an object whose
+fields are any of these.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHOWN = 60  # characters of an invalid label in a message
 
 
 class _ClassNames:
-    """Class names and their codes, in order of appearance. If names are ``given``, no others are valid."""
+    """Class names and their codes, in order of appearance. If names are ``given``, only these are valid."""
 
     def __init__(self, given: Sequence[str]) -> None:
         self.given = dict.fromkeys(given)
@@ -62,7 +62,7 @@ class _ClassNames:
         return code
 
     def names(self) -> tuple[str, ...]:
-        """Return the names by label, as given or else sorted. Empty if no name appeared."""
+        """Return the names in label order: as given, or else sorted. Empty if no label is a name."""
         return tuple(self.given or sorted(self.code_of)) if self.code_of else ()
 
     def labels(self) -> NDArray[np.int64]:
@@ -71,7 +71,7 @@ class _ClassNames:
 
 
 class LabelColumn:
-    """Collects labels in a few bytes each. If ``classes`` are given, no other names are valid."""
+    """Collects labels, using a few bytes for each. If ``classes`` are given, no other names are valid."""
 
     def __init__(self, classes: Sequence[str] = ()) -> None:
         self._names = _ClassNames(classes)
@@ -79,9 +79,9 @@ class LabelColumn:
         self._fields: dict[str, _Field] = {}
 
     def extend(self, labels: Any, numbers: NDArray[np.int64], *, varies: bool) -> None:
-        """Add the labels of some rows, an Arrow array. If it ``varies``, it contains lists of any length.
+        """Add an Arrow array with the labels of some rows. With ``varies``, its lists may have any length.
 
-        Raises ``BadRowError`` if a label is invalid or does not match those before it.
+        Raises ``BadRowError`` if a label is invalid or does not match the previous labels.
         """
         import pyarrow as pa
 
@@ -90,7 +90,7 @@ class LabelColumn:
             columns = self._columns_of(labels, numbers)
         if not self._fields:
             self._fields = {name: _Field(name, self._names) for name in columns}
-        # The first row determines the type, or a typo among numbers would turn them all into class names.
+        # The first row determines the type. Otherwise, a typo would turn all numbers into class names.
         if columns.keys() != self._fields.keys():
             raise BadRowError(int(numbers[0]), other_fields(self._fields))
         sizes = np.zeros(len(labels), dtype=np.int64)
@@ -126,10 +126,10 @@ class LabelColumn:
         return columns
 
     def finish(self) -> tuple[Labels, tuple[str, ...]]:
-        """Return the labels of all rows, at least one, and the class names (none for numbers).
+        """Return all labels and the class names (none for numbers). There must be at least one label.
 
-        Labels are int64 or float64 of shape (rows,), or (rows, ...) if each is a list. If they are
-        objects, they have a structured dtype. If a list's length varies by row, they are ``RaggedLabels``.
+        Labels are int64 or float64 of shape (rows,), or (rows, ...) if each label is a list. Objects have
+        a structured dtype. If the length of a list varies by row, the labels are ``RaggedLabels``.
         """
         columns, values = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
         for field in self._fields.values():
@@ -146,12 +146,12 @@ class LabelColumn:
 
     @property
     def unseen(self) -> list[str]:
-        """Return the given classes without a label."""
+        """Return the given classes that no label belongs to."""
         return [name for name in self._names.given if name not in self._names.code_of]
 
 
 class _Field:
-    """A field of labels: numbers, class names, arrays of numbers, or lists of them."""
+    """A field of the labels: numbers, class names, arrays of numbers, or lists of any of these."""
 
     def __init__(self, name: str, names: _ClassNames) -> None:
         self.name, self.varies = name.removesuffix(VARIES), name.endswith(VARIES)
@@ -212,7 +212,7 @@ class _Field:
         self._pieces.append(narrowed(array.reshape(-1, *shape)))
 
     def finish(self) -> NDArray[Any]:
-        """Return all values as int64, or as float64 if any is no integer."""
+        """Return all values as int64, or as float64 if any of them is not an integer."""
         if not self._pieces:
             return np.empty(0, dtype=np.int64)
         are_floats = any(piece.dtype.kind == "f" for piece in self._pieces)
@@ -237,7 +237,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _opened(lists: Any) -> tuple[Any, NDArray[np.int64]]:
-    """Return the items of lists without nulls, and the lists' lengths."""
+    """Flatten lists that contain no nulls. Return the items and the length of each list."""
     import pyarrow.compute as pc
 
     return lists.flatten(), pc.list_value_length(lists).to_numpy().astype(np.int64)

@@ -1,4 +1,4 @@
-"""Build the catalog of a source: list it, determine the classes, sort and pack. Blocks and uses threads."""
+"""List a source, determine its classes, and build a sorted, packed catalog. Blocks and uses threads."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ def list_source(
     *,
     allowed: Allowed = Allowed(),  # noqa: B008  # frozen
 ) -> Catalog:
-    """List a source.
+    """List a source and build its catalog.
 
     Without a key list, the samples are the images (by extension) below the source's
-    first-level folders, which are the classes, sorted by name. The catalog's warnings
-    count what is skipped: folders without an image, images in the source's root, hidden
-    and unusable names. With a key list, its rows are the samples.
+    first-level folders. These folders are the classes, sorted by name. The catalog's
+    warnings count what was skipped: folders without images, images in the source's root,
+    and hidden or unusable names. With a key list, each of its rows is a sample.
 
     Args:
-        source: ``s3://bucket/prefix``, another bucket's URL, ``file:///directory``
+        source: ``s3://bucket/prefix``, a URL of another kind of bucket, ``file:///directory``
             or a plain path.
         key_list: URL of a CSV, JSONL or Parquet file. ``None`` or empty for class folders.
         progress: called with the number of samples so far, which never decreases, and with
-            ``None`` once all samples are listed and only need to be sorted and packed. Calls
-            come from any thread, one at a time.
-        cancelled: set this event to end the listing.
+            ``None`` once all samples are listed and only sorting and packing remain. Called from
+            any thread, but never concurrently.
+        cancelled: set this event to cancel the listing.
         naming: how samples are named.
-        classes: class names by label. If empty, the sorted classes in the source are used.
-        allowed: what may be read, and how much.
+        classes: class names in label order. If empty, the source's own classes are used, sorted.
+        allowed: limits on what may be read and on how much.
 
     Raises:
         ConfigError: a URL is malformed.
         SourceError: the source does not exist (``SourceNotFoundError``), has no
             samples (``SourceEmptyError``), may not be read (``SourceForbiddenError``)
-            or cannot be reached, or labels are missing or belong to other classes.
+            or cannot be reached, or labels are missing or are not among the classes.
         ListingCancelledError: ``cancelled`` was set.
     """
     place = parse_source(source)
@@ -91,7 +91,7 @@ def list_source(
 
 
 def _fields(place: Source, rows: KeyList, naming: Naming, tally: Tally) -> list[Field]:
-    """Return the samples' main objects and fields with full keys. Look up missing versions."""
+    """Return the samples' main objects and fields with full keys, looking up any missing versions."""
     parts = {"": rows.own, **rows.fields}
     every: ListedSamples | None = None
     if any(part.versions is None for part in parts.values()) and not place.is_web:
@@ -183,7 +183,7 @@ def _check_classes(
 
 
 def _as_image_folder(keys: PackedStrings, prefix: bytes, classes: Sequence[str]) -> PackedStrings | None:
-    """Return strings that sort like ImageFolder's files: class, folder, name. ``None`` if the keys do so."""
+    """Return strings that sort in ImageFolder's order (class, folder, name), or ``None`` if the keys do."""
     # In byte order, "hot dog/" sorts before "hot/", and files in "a/b/" before "a/c.jpg".
     joined, ends = keys.parts()
     has_folders = bytes(joined).count(b"/") > len(keys) * (prefix.count(b"/") + 1)
@@ -216,7 +216,7 @@ def _look_up_versions(place: Source, url: str, keys: PackedStrings, listed: List
 
 
 def _check_ends(url: str, part: Part, members: Members, versions: PackedStrings) -> None:
-    """Check that members end within their files. File versions contain the sizes."""
+    """Check that no member extends beyond its file. The file sizes are part of the versions."""
     sizes = np.array([size_in_version(version) for version in versions], dtype=np.int64)
     for row in np.flatnonzero(members.ends > sizes[members.objects])[:1].tolist():
         file = int(members.objects[row])

@@ -1,4 +1,4 @@
-"""What all listings share: the definition of a sample, counts, warnings and threads."""
+"""Code shared by all listings: the definition of a sample, counts, warnings and threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHOWN = 5  # names in a message
 
 
 class Noted(StrEnum):
-    """Remarks for a listing's warnings. A count precedes each, and a few names follow it."""
+    """Remarks in a listing's warnings. Each is preceded by a count and followed by a few names."""
 
     FORBIDDEN = "symbolic links point outside it, to places that functions may not read:"
     LEADING_OUT = "symbolic links point outside it and are followed, to"
@@ -42,7 +42,7 @@ class Noted(StrEnum):
 
 
 class ListingCancelledError(Exception):
-    """The client cancelled the listing. Never leaves the coordinator."""
+    """The client cancelled the listing. This error never leaves the coordinator."""
 
 
 def is_image(key: str) -> bool:
@@ -62,7 +62,7 @@ def is_sample(key: str, prefix: str, tally: Tally, *, images_only: bool) -> bool
 
 
 def escaped(name: str) -> str:
-    """Escape a name, which need not be UTF-8, for messages."""
+    """Escape a name for use in messages. The name may be invalid UTF-8."""
     return shown(name.encode(errors="surrogateescape").decode(errors="backslashreplace"))
 
 
@@ -70,7 +70,7 @@ class Tally:
     """Counts the samples of a listing and collects remarks for its warnings.
 
     ``progress`` is called with increasing counts, and with ``None`` once everything is listed. The listing
-    stops when ``cancelled`` is set, or when there are more samples than ``allowed``.
+    stops when ``cancelled`` is set, or when there are more samples than ``allowed`` permits.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Tally:
         self.reach(self.count)
 
     def reach(self, count: int) -> None:
-        """Report that ``count`` samples were seen so far. Raises the same errors as :meth:`add`."""
+        """Report that ``count`` samples have been seen. Raises the same errors as :meth:`add`."""
         self.check()
         with self._lock:
             self.allowed.check_count(count)
@@ -105,17 +105,17 @@ class Tally:
                 self._progress(count)
 
     def found_all(self) -> None:
-        """Report that all samples are listed. Raises the error of :meth:`check`."""
+        """Report that all samples have been listed. Raises the same error as :meth:`check`."""
         self.check()
         self._progress(None)
 
     def note(self, what: Noted, name: str) -> None:
-        """Count a remark and keep the few names that sort first."""
+        """Count a remark, keeping only the few names that sort first."""
         with self._lock:
             self._noted[what] += 1
             names = self._names[what]
             names.add(escaped(name))
-            if len(names) > _SHOWN + 1:  # keeping the first to come would depend on the threads
+            if len(names) > _SHOWN + 1:  # keeping the first few noted would depend on the threads
                 names.remove(max(names))
 
     def noted(self, what: Noted) -> str:
@@ -125,7 +125,7 @@ class Tally:
         return f"{self._noted[what]:,} {what} {', '.join(names[:_SHOWN])}{more}" if names else ""
 
     def report(self, source: str) -> tuple[str, ...]:
-        """Return a line for each remark about the source."""
+        """Return one line for each remark about the source."""
         return tuple(f"{source}: {line}" for line in map(self.noted, Noted) if line)
 
     def check(self) -> None:
@@ -135,7 +135,7 @@ class Tally:
 
 
 def on_threads(work: Callable[[_Item], None], items: Iterable[_Item], tally: Tally, *, threads: int) -> None:
-    """Call ``work`` for every item in threads. The first failure stops the others and is raised."""
+    """Call ``work`` on every item in a thread pool. The first failure stops the other calls and is raised."""
     with ThreadPoolExecutor(threads, thread_name_prefix="super-list") as pool:
         try:
             for future in as_completed([pool.submit(work, item) for item in items]):

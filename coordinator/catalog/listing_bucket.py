@@ -1,4 +1,4 @@
-"""List sources of every kind: first the folders, then each folder in a thread."""
+"""List sources of any kind: first the folders, then the contents of each folder in a thread."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class ListedSamples(NamedTuple):
     # Full object keys.
     keys: PackedStrings
     versions: PackedStrings
-    # Names of the first-level folders, also of those without samples. The root's name is empty.
+    # Names of the first-level folders, including those without samples. The root's name is empty.
     names: tuple[str, ...]
     # Each sample's folder, as an index into names.
     folders: NDArray[np.uint32]
 
 
 class _Collector:
-    """Collects samples from any thread."""
+    """Collects samples from several threads."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally, self._lock = tally, threading.Lock()
@@ -63,7 +63,7 @@ class _Collector:
         self._tally.add(len(samples))
 
     def add_page(self, page: Page, source: Source, folder: str | None = None, *, images_only: bool) -> None:
-        """Add the samples of a page. They are in ``folder`` or, if it is ``None``, in various folders."""
+        """Add the samples on a page. Without ``folder``, each sample's folder is derived from its key."""
         self._tally.check()
         below = len(source.prefix)
         groups: Iterable[tuple[str, Iterable[Listed]]] = [(folder or "", page.objects)]
@@ -87,13 +87,13 @@ class _Collector:
             self._tally.add(len(listed))
 
     def all(self) -> ListedSamples:
-        """Return all added samples. Nothing may be added afterwards."""
+        """Return all collected samples. No more may be added afterwards."""
         folders = np.concatenate(self._folders)
         return ListedSamples(self._keys.build(), self._versions.build(), tuple(self._numbers), folders)
 
 
 def pinned(source: Source) -> Source:
-    """Replace a source's branch or tag by its commit. Raises the same errors as :func:`list_samples`."""
+    """Replace a source's branch or tag with its commit. Raises the same errors as :func:`list_samples`."""
     with source_failures(source.url):
         return Source(pinned_bucket(source.bucket), source.prefix)
 
@@ -104,8 +104,8 @@ def list_samples(source: Source, tally: Tally, *, images_only: bool, digests: bo
     Args:
         source: the source to list.
         tally: counts the samples, and the images in the source's root, which are not samples.
-        images_only: skip objects without the extension of an image.
-        digests: read every file of a directory, to derive versions from contents
+        images_only: skip objects without an image extension.
+        digests: read every file in a directory to derive versions from the contents
             (:func:`superdl.super_wire.ids.digest_version`).
 
     Raises:
@@ -159,7 +159,7 @@ def _is_utf8(name: str, tally: Tally) -> bool:
 
 
 def look_up_versions(source: Source, keys: PackedStrings, tally: Tally) -> ListedSamples:
-    """Look up the versions of keys, with one request each, in a source that cannot be listed.
+    """Look up the versions of keys in a source that cannot be listed, using one request per key.
 
     Keys are relative to the source. Raises the same errors as :func:`list_samples`.
     """
@@ -181,7 +181,7 @@ def look_up_versions(source: Source, keys: PackedStrings, tally: Tally) -> Liste
 
 
 def check_exists(source: Source, key: bytes, tally: Tally) -> None:
-    """Check that a source may be listed, or that a web server has ``key``.
+    """Check that a source may be listed or, for a web server, that ``key`` exists.
 
     Raises the same errors as :func:`list_samples`.
     """
@@ -199,9 +199,9 @@ def check_exists(source: Source, key: bytes, tally: Tally) -> None:
 def download(
     bucket: str, key: str, what: str, check_size: Callable[[int], None], stream: BinaryIO, tally: Tally
 ) -> None:
-    """Write an object to a stream. Messages call it ``what``.
+    """Write an object to a stream. ``what`` identifies the object in messages.
 
-    Raises the same errors as :func:`list_samples`, and those of ``check_size``.
+    Raises the same errors as :func:`list_samples`, and any error that ``check_size`` raises.
     """
 
     def check(size_bytes: int) -> None:
@@ -223,7 +223,7 @@ def download(
 
 
 class _LargeError(Exception):
-    """An object is too large to receive at once."""
+    """The object is too large to download in one piece."""
 
 
 def bucket_region(bucket: str) -> str:

@@ -36,7 +36,7 @@ _FILE_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def size_in_version(version: bytes) -> int:
-    """Return the size in a file's version, or 2**63 - 1, which no file exceeds, if there is none."""
+    """Return the size recorded in a file's version, or 2**63 - 1 (more than any file) if there is none."""
     match = _VERSION.fullmatch(version)
     return int(match[1]) if match else 2**63 - 1
 
@@ -50,7 +50,7 @@ def check_directory(directory: str) -> None:
 
 
 class _Directory(NamedTuple):
-    """A directory's real path, its files' key prefix, and the real paths of its parents in the walk."""
+    """A directory: its real path, its files' key prefix, and the real paths of its parents in the walk."""
 
     path: str
     key: str
@@ -59,7 +59,7 @@ class _Directory(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """A directory entry. For a link, ``real`` is the target and ``linked`` the target's status."""
+    """A directory entry. For a link, ``real`` is the target's path and ``linked`` is its status."""
 
     key: str
     path: str
@@ -75,13 +75,13 @@ class _Entry(NamedTuple):
 
 
 class Tree:
-    """A directory whose links are followed. Several threads may walk folders at once.
+    """A directory whose links are followed. Several threads may walk folders concurrently.
 
     Args:
         root: an absolute real path.
-        tally: counts what is skipped, and limits the targets of links.
-        images_only: skip files without an image's extension.
-        digests: read every file to derive its version from the contents.
+        tally: counts what is skipped, and limits where links may lead.
+        images_only: skip files without an image extension.
+        digests: read every file to derive its version from its contents.
     """
 
     lists_folders = True
@@ -104,7 +104,7 @@ class Tree:
 
         Raises:
             SourceError: the root does not exist (``SourceNotFoundError``), or a directory
-                may not be read (``SourceForbiddenError``). The message contains its path.
+                may not be read (``SourceForbiddenError``). The message contains the path.
         """
         # Each file that is read counts as progress.
         page_files, name = 1 if self._digests else _PAGE_FILES, prefix[:-1]
@@ -161,7 +161,7 @@ class Tree:
                 _raise(error, here.path)
 
     def _listed(self, item: _Entry) -> list[Listed]:
-        """Return a file with its version, or nothing if it is no sample or has disappeared."""
+        """Return a file with its version, or nothing if it is not a sample or has disappeared."""
         if self._images_only and not is_image(item.key):
             return []
         try:

@@ -1,7 +1,7 @@
-"""Run long listings in a separate process, to relieve the coordinator's interpreter and memory.
+"""Run long listings in a separate process, to spare the coordinator's interpreter and memory.
 
-The process reads a request, one line of JSON. Twice a second, it writes the number of samples
-so far, or "packing" once all are listed. At the end, it writes an error or null.
+The process reads a request as one line of JSON. Twice a second, it writes the number of samples
+so far, or "packing" once all have been listed. At the end, it writes an error or null.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def list_apart(
     *,
     allowed: Allowed,
 ) -> None:
-    """List a source like :func:`.list_source`, and write the catalog to ``out``.
+    """List a source like :func:`.list_source`, in a separate process that writes the catalog to ``out``.
 
-    Raises ``SourceError`` if the process ends early.
+    Raises ``SourceError`` if the process exits prematurely.
     """
     request = {"out": out, "what": (source, key_list, naming, classes), "allowed": asdict(allowed)}
     command = [sys.executable, "-P", "-m", "superdl.coordinator.catalog.listing_process"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy in the smallest unsigned dtype that fits, or in the same dtype if any is negative."""
+    """Return a copy in the smallest unsigned dtype that fits, or in the original dtype if none fits."""
     # min() would raise on an empty array.
     if numbers.dtype.kind in "iu" and numbers.size and numbers.min() >= 0:
         dtype = np.min_scalar_type(numbers.max())
@@ -26,9 +26,9 @@ def narrowed(numbers: NDArray[Any]) -> NDArray[Any]:
 
 
 def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the index of each distinct string's first occurrence, in byte order of the strings.
+    """Return the indices of the first occurrences of distinct strings, in byte order of the strings.
 
-    The second array has each string's index in the first.
+    A second array maps every string to its position in the first array.
     """
     order = strings.sort_order()
     starts = np.ones(len(strings), dtype=np.bool_)
@@ -40,7 +40,7 @@ def distinct(strings: PackedStrings) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """Samples that are members of objects, an entry each. Members of an object never overlap."""
+    """Samples that are members of objects, with one entry each. Members of the same object never overlap."""
 
     # Index of each member's object.
     objects: NDArray[Any]
@@ -61,14 +61,14 @@ class Members:
 
     @property
     def ends(self) -> NDArray[np.int64]:
-        """Return each member's end in its object, in bytes, or 0 for rows, whose ends are in the footer."""
+        """Return the byte offset at which each member ends, or 0 for rows, whose ends are in the footer."""
         ends = self.offsets.astype(np.int64) + self.lengths.astype(np.int64)
         ends[self.are_rows] = 0
         return ends
 
     @property
     def are_rows(self) -> NDArray[np.bool_]:
-        """Return a mask of the members that are rows of Parquet files, not spans of bytes."""
+        """Return a mask of the members that are rows of Parquet files rather than byte ranges."""
         if not self.row_encodings:
             return np.zeros(len(self), dtype=np.bool_)
         return self.encodings >= len(MEMBER_ENCODINGS)
@@ -87,7 +87,7 @@ class Members:
         return np.lexsort((*within, self.offsets, self.objects))
 
     def reorder(self, order: NDArray[np.int64]) -> Members:
-        """Return the members in the given order, each column in its smallest dtype."""
+        """Return the members in the given order, with each column in the smallest dtype that fits."""
         return Members(
             narrowed(self.objects[order]),
             self.names.reorder(order),
@@ -100,7 +100,7 @@ class Members:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Field:
-    """A field of samples: an object, or a member of an object, for each sample."""
+    """A field of the samples: one object, or one member of an object, per sample."""
 
     name: str
     # With members, one entry per object until the field is in a catalog.
@@ -109,7 +109,7 @@ class Field:
     members: Members | None
 
     def in_order(self, order: NDArray[np.int64]) -> Field:
-        """Return the field as in a catalog, with its samples in the given order."""
+        """Return the field as stored in a catalog, with its samples in the given order."""
         if self.members is None:
             return Field(self.name, self.keys.reorder(order), self.versions.reorder(order), None)
         members = self.members.reorder(order)

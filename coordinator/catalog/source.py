@@ -1,4 +1,4 @@
-"""Source URLs in normal form, and the limits of listings."""
+"""Source URLs in normal form, and limits on listings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class LongListingError(Exception):
-    """The source has more samples than this process may list. Never leaves the coordinator."""
+    """The source has more samples than this process may list. This error never leaves the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A source in normal form."""
 
-    # s3://name, another cloud's, or file:// plus the directory's absolute real path.
+    # s3://name, another cloud's bucket, or file:// plus the directory's absolute real path.
     bucket: str
     # Prefix of every object key. Empty or ends with a slash. Always empty for directories.
     prefix: str
@@ -49,7 +49,7 @@ class Source:
 def parse_source(url: str) -> Source:
     """Parse a source's URL. Raises ``ConfigError`` if it is malformed.
 
-    Only the paths of web servers are percent-decoded. A plain relative path is relative to the
+    Only paths on web servers are percent-decoded. A plain relative path is relative to the
     coordinator's working directory.
     """
     bucket, path = split_url(url, "source")
@@ -62,7 +62,7 @@ def parse_source(url: str) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Limits of listings."""
+    """Limits on listings."""
 
     # Absolute real paths of the directories that may contain file:// sources and key lists. None allows all.
     roots: tuple[str, ...] | None = None
@@ -84,11 +84,11 @@ class Allowed:
         return ("/",) if self.own_functions else ()
 
     def may_lead(self, real: str, source: str) -> bool:
-        """Return whether a link in ``source`` may lead to ``real``. Both paths must be resolved already."""
+        """Return whether a link in ``source`` may lead to ``real``. Both paths must already be resolved."""
         return any(_is_within(real, root) for root in (source, *self.link_roots))
 
     def check_path(self, real: str, what: str) -> None:
-        """Raise ``SourceForbiddenError`` unless ``real`` may be read. The message calls it ``what``."""
+        """Raise ``SourceForbiddenError`` unless ``real`` may be read. ``what`` names it in the message."""
         if self.roots is None or any(_is_within(real, root) for root in self.roots):
             return
         # Do not reveal whether the path exists, or what may be read.
@@ -100,12 +100,12 @@ class Allowed:
         raise SourceForbiddenError(f"this coordinator is not allowed to read {what}: {why}")
 
     def check_open_file(self, descriptor: int, what: str) -> None:
-        """Check an open file like :meth:`check_path`. Moving the file cannot defeat this check."""
+        """Check an open file like :meth:`check_path`. Moving the file does not defeat this check."""
         if self.roots is not None:
             self.check_path(str((_DESCRIPTORS / str(descriptor)).readlink()), what)
 
     def check_count(self, samples: int) -> None:
-        """Raise ``SourceError`` above a source's maximum, or ``LongListingError`` above the process's."""
+        """Raise ``SourceError`` above a source's limit, ``LongListingError`` above this process's limit."""
         # Check this limit first: the listing starts over in another process, which checks the other one.
         if samples > self.here:
             raise LongListingError
@@ -121,7 +121,7 @@ def _is_within(real: str, root: str) -> bool:
 
 
 def parse_roots(text: str) -> tuple[str, ...]:
-    """Split a list of absolute directories, written like PATH, and return their real paths."""
+    """Split a list of absolute directories in the format of ``PATH``, and return their real paths."""
     roots = [root for root in text.split(os.pathsep) if root]
     for root in roots:
         if not root.startswith("/"):

@@ -4,9 +4,9 @@ Files are created atomically. Several coordinators may share a directory.
 
 | file | content |
 |---|---|
-| ``DIGEST.arrow`` | a catalog (:mod:`superdl.coordinator.catalog.catalog_file`), named by its BLAKE2b-128 |
+| ``DIGEST.arrow`` | a catalog (:mod:`superdl.coordinator.catalog.catalog_file`); DIGEST is its BLAKE2b-128 |
 | ``CONTENT.ids`` | the ids of a dataset's samples, 16 bytes each, followed by their BLAKE2b-128 |
-| ``KEY.json`` | the catalog of a listing, or of a run's dataset, with the time of the listing |
+| ``KEY.json`` | the catalog that belongs to a listing or to a run's dataset, and the time of the listing |
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _blake2b = partial(hashlib.blake2b, digest_size=ID_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A listing's catalog file, its end (Unix time) and its duration in seconds."""
+    """A listing's catalog file, the Unix time when it ended, and its duration in seconds."""
 
     file: str
     ended_s: float
@@ -61,13 +61,13 @@ class Kept:
 
 
 class CatalogState:
-    """The state in a directory. Methods block, and may be called from any thread.
+    """Catalogs and ids in a directory. Methods block, and may be called from any thread.
 
     Args:
-        directory: created when needed, in an existing parent. ``None`` for temporary files.
+        directory: created when needed, but its parent must exist. ``None`` for temporary files.
         max_bytes: maximum size, above which the least recently used files are removed.
-        by_default: whether the directory is a default. Problems with it are then logged as
-            information.
+        by_default: whether the directory is the default. If so, problems with it are logged at
+            level INFO.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class CatalogState:
         self._problem = ""
 
     def keep(self, write: Callable[[IO[bytes]], None]) -> tuple[Catalog, str]:
-        """Store the catalog that ``write`` writes. Return it, mapped, and the name of its file.
+        """Store the catalog that ``write`` writes. Return the mapped catalog and the name of its file.
 
         Raises ``OSError`` if the file cannot be written.
         """
@@ -90,7 +90,7 @@ class CatalogState:
             return mapped, self._named(stream, _digest_of(Path(stream.name)) + _CATALOG)
 
     def hold(self, catalog: Catalog) -> tuple[Catalog, str]:
-        """Move a catalog to a file, like :meth:`keep`. It stays in memory if the file cannot be written."""
+        """Move a catalog to a file, like :meth:`keep`, or keep it in memory if the file cannot be written."""
         try:
             return self.keep(lambda stream: write_catalog(catalog, cast("BinaryIO", stream)))
         except OSError as error:
@@ -115,7 +115,7 @@ class CatalogState:
         return None
 
     def note(self, key: bytes, kept: Kept) -> None:
-        """Record a listing's catalog under a key."""
+        """Record a listing's catalog under ``key``."""
         if self.directory is None or not kept.file:
             return
         try:
@@ -127,7 +127,7 @@ class CatalogState:
             self._log_problem(f"a source will be listed again after a restart: {error}")
 
     def find(self, key: bytes) -> Kept | None:
-        """Return the entry under a key, or ``None`` if it is missing or unreadable."""
+        """Return the entry for ``key``, or ``None`` if it is missing or unreadable."""
         if self.directory is None:
             return None
         try:
@@ -141,7 +141,7 @@ class CatalogState:
     def ids(
         self, content: bytes, size: int, derive: Callable[[NDArray[np.int64]], bytes]
     ) -> NDArray[np.uint8]:
-        """Return a dataset's ids, mapped, of shape (size, 16). ``derive`` returns those of some indices."""
+        """Return a dataset's mapped ids, of shape (size, 16). ``derive`` returns the ids at given indices."""
         name, shape = content.hex() + _IDS, (size, ID_BYTES)
         existing = self._mapped_ids(self.directory / name, size) if self.directory is not None else None
         if existing is not None:
@@ -177,7 +177,7 @@ class CatalogState:
 
     @contextmanager
     def _new_file(self) -> Iterator[IO[bytes]]:
-        """Yield a new file, which is removed at the end unless it was renamed."""
+        """Yield a new file that is removed on exit unless it was renamed."""
         stream = self._created(self.directory) if self.directory is not None else None
         # Without a usable directory, use temporary files, which vanish with the process.
         stream = stream or _unfinished_in(Path(temporary_directory()))
@@ -196,7 +196,7 @@ class CatalogState:
             return None
 
     def _named(self, stream: IO[bytes], name: str) -> str:
-        """Rename a new file and return its name, which is empty for a temporary file."""
+        """Rename a new file, and return its name (empty for a temporary file)."""
         path = Path(stream.name)
         if self.directory is None or path.parent != self.directory:
             return ""
@@ -207,7 +207,7 @@ class CatalogState:
         return name
 
     def _prune(self) -> None:
-        """Remove unfinished files, and the least recently used ones while the state is too large."""
+        """Remove unfinished files and, while the state is too large, the least recently used files."""
         files = []
         for path in () if self.directory is None else self.directory.iterdir():
             with contextlib.suppress(OSError):  # another coordinator may remove it too
@@ -231,7 +231,7 @@ class CatalogState:
 
 
 def open_state(setting: str, store: str, environment: Mapping[str, str]) -> CatalogState:
-    """Open the state in a directory, ``none`` or ``auto``.
+    """Open the state for a setting, which is a directory, ``none`` or ``auto``.
 
     ``auto`` is ``catalogs`` in the store or, if the store is not a directory, in the user's cache
     directory. Raises ``ConfigError`` if a given directory cannot be created.
@@ -257,7 +257,7 @@ def open_state(setting: str, store: str, environment: Mapping[str, str]) -> Cata
 
 
 def _touch(path: Path) -> None:
-    # Another user's file may not be touched.
+    # Touching another user's file may be refused.
     with contextlib.suppress(OSError):
         os.utime(path)
 

@@ -1,4 +1,4 @@
-"""Byte strings in an Arrow array, in memory or in a mapped file, without a Python object for each."""
+"""Byte strings packed in Arrow arrays, in memory or in mapped files, rather than in Python objects."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class PackedStrings:
     """An immutable sequence of byte strings.
 
     Args:
-        array: Arrow's large binaries without nulls, or a dictionary array that contains each
-            distinct string once.
+        array: an Arrow large binary array without nulls, or a dictionary array that contains
+            each distinct string once.
     """
 
     __slots__ = ("array",)
@@ -48,7 +48,7 @@ class PackedStrings:
 
     @classmethod
     def of_parts(cls, joined: Any, ends: Any) -> PackedStrings:
-        """Wrap two buffers: the joined strings, and their starts followed by the end, as uint64."""
+        """Wrap two buffers: the joined strings, and their start offsets plus the final end, as uint64."""
         import pyarrow as pa
 
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(joined)]
@@ -71,11 +71,11 @@ class PackedStrings:
             yield from _unpacked(chunk.array)
 
     def take(self, indices: NDArray[Any] | Sequence[int]) -> list[bytes]:
-        """Return the strings at ``indices``. Raises ``IndexError`` if one is out of range."""
+        """Return the strings at ``indices``. Raises ``IndexError`` if an index is out of range."""
         return _unpacked(self._taken(np.asarray(indices, dtype=np.int64)))
 
     def chunks(self) -> Iterator[PackedStrings]:
-        """Yield all strings in chunks of a few thousand, which do not keep each other in memory."""
+        """Yield all strings in chunks of a few thousand. No chunk keeps another one in memory."""
         for start in range(0, len(self), _CHUNK):
             yield PackedStrings(self._taken(np.arange(start, min(start + _CHUNK, len(self)))))
 
@@ -87,7 +87,7 @@ class PackedStrings:
         return self.array.take(pa.array(indices))
 
     def parts(self) -> tuple[bytes | memoryview, NDArray[np.uint64]]:
-        """Return the joined strings, and their starts followed by the end. Copies nothing."""
+        """Return the joined strings, and their start offsets plus the final end, without copying strings."""
         if not len(self):
             return b"", np.zeros(1, dtype=np.uint64)
         _, offsets, joined = self.array.buffers()
@@ -104,7 +104,7 @@ class PackedStrings:
         return builder.build()
 
     def with_prefix(self, prefix: bytes) -> PackedStrings:
-        """Prefix each string."""
+        """Return the strings with a prefix added to each."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -115,21 +115,21 @@ class PackedStrings:
         return builder.build()
 
     def equals_next(self) -> NDArray[np.bool_]:
-        """Return whether each string equals the next, as bool of shape (len - 1,)."""
+        """Return whether each string equals the next, as a bool array of shape (len - 1,)."""
         import pyarrow.compute as pc
 
         equal: NDArray[np.bool_] = pc.equal(self.array[:-1], self.array[1:]).to_numpy(zero_copy_only=False)
         return equal
 
     def find_in(self, others: PackedStrings) -> NDArray[np.int64]:
-        """Return the index in ``others`` of each string, or -1, as int64 of shape (len,)."""
+        """Return the index of each string in ``others``, or -1 if missing, as int64 of shape (len,)."""
         import pyarrow.compute as pc
 
         indices = pc.index_in(self.array, value_set=others.array).fill_null(-1)
         return indices.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
     def sort_order(self) -> NDArray[np.int64]:
-        """Return the stable order of the strings by their bytes, as int64 of shape (len,)."""
+        """Return the indices that sort the strings by bytes, stably, as int64 of shape (len,)."""
         import pyarrow.compute as pc
 
         order: NDArray[np.int64] = pc.array_sort_indices(self.array).to_numpy().view(np.int64)
@@ -147,7 +147,7 @@ class PackedStringsBuilder:
     __slots__ = ("_ends", "_joined")
 
     def __init__(self) -> None:
-        # Closed by build(), or at the end of a listing that failed.
+        # Closed by build(), or when a failed listing ends.
         self._joined = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
         self._ends = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
         # The first string begins at 0.
@@ -161,18 +161,18 @@ class PackedStringsBuilder:
         return self._ends.tell() // 8 - 1
 
     def extend(self, strings: PackedStrings) -> None:
-        """Append strings. Their array must not be a dictionary array."""
+        """Append strings, which must not be in a dictionary array."""
         joined, ends = strings.parts()
         self._ends.write((ends[1:] + np.uint64(self._joined.tell())).tobytes())
         self._joined.write(joined)
 
     def build(self) -> PackedStrings:
-        """Return the added strings. Nothing may be added afterwards."""
+        """Return the packed strings. No more may be added afterwards."""
         return PackedStrings.of_parts(_written(self._joined), _written(self._ends))
 
 
 def _written(file: tempfile.SpooledTemporaryFile[bytes]) -> bytes | mmap.mmap:
-    """Return the contents of a file, mapped if they are on disk, and close the file."""
+    """Close a file and return its contents, mapped if they are on disk."""
     with file:
         if file.tell() > _IN_MEMORY_BYTES:
             file.flush()

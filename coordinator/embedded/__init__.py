@@ -1,8 +1,8 @@
-"""The embedded default's coordinator, which starts its own cache and runs while ranks are connected.
+"""The embedded default's coordinator. It starts its own cache and runs as long as ranks are connected.
 
 If the cache dies, the coordinator exits at once. If the coordinator dies, the kernel kills the
-cache, and the worker exits because its stream breaks. The first rank whose connection closes
-restarts everything.
+cache, and the worker exits when its stream breaks. The first rank to lose its connection restarts
+everything.
 """
 
 from __future__ import annotations

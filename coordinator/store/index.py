@@ -1,4 +1,4 @@
-"""A store's index: segments with the entries of many packs, and the packs' own indexes. Blocks."""
+"""Read and write a store's index: segments that cover many packs, and each pack's own index. Blocks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LENGTH_BYTES, _DIGEST_BYTES = 8, 16
 
 @dataclass(slots=True)
 class Known:
-    """The packs and segments of a collection that were read. :func:`look` reads only new ones."""
+    """The packs and segments of a collection that have been read. :func:`look` reads only new ones."""
 
     packs: set[str] = field(default_factory=set)
     segments: set[str] = field(default_factory=set)
@@ -74,7 +74,7 @@ class StoreChanges:
 
 
 def collection_in(dataset: Dataset | None) -> str:
-    """Return the collection of a dataset's records, or an empty string without a dataset."""
+    """Return the collection that contains a dataset's records, or an empty string for ``None``."""
     return "" if dataset is None else collection_of(dataset.catalog.id_bucket, dataset.recipe.digest)
 
 
@@ -90,7 +90,7 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Store
         store, {name: sizes[name] for name in sorted(new - {pack.name for pack in packs})}
     )
     if indexed and not store.read_only:
-        # Save the next reader the packs.
+        # Save the next reader from reading the packs.
         with contextlib.suppress(StoreError):  # if the disk is full, packs are read again
             names += write_segments(store, collection, indexed)
     packs += indexed
@@ -109,7 +109,7 @@ def look(store: Store, collection: str, fingerprint: str, known: Known) -> Store
 def pack_written(
     dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult, fingerprint: str
 ) -> IndexedPack:
-    """Return the pack that a result describes. Raises ``StoreFormatError`` if it is invalid."""
+    """Return the pack that a result describes. Raises ``StoreFormatError`` if the result is invalid."""
     origin = dataset.catalog.id_bucket, dataset.recipe.json, fingerprint, result.function_version
     meta = PackMeta(collection_in(dataset), *origin)
     if not checked_name(PACKS, result.pack).startswith(f"{meta.collection}-"):
@@ -125,7 +125,7 @@ def pack_written(
 
 
 def write_segments(store: Store, collection: str, packs: Iterable[IndexedPack]) -> list[str]:
-    """Write packs' entries as segments that fit into readers' memory. Return the segments' names."""
+    """Write the entries of packs to segments that fit into readers' memory. Return the segment names."""
     names, group, entries = [], list[IndexedPack](), 0
     for pack in packs:
         if entries >= _FULL_ENTRIES:
@@ -139,7 +139,7 @@ def write_segments(store: Store, collection: str, packs: Iterable[IndexedPack]) 
 
 
 def merge_segments(store: Store, collection: str) -> None:
-    """Merge a collection's segments if there are many."""
+    """Merge a collection's segments if there are too many."""
     names = _segments_of(store, collection)
     if len(names) <= _SEGMENTS_MAX:
         return
@@ -163,7 +163,7 @@ def _segments_of(store: Store, collection: str) -> list[str]:
 
 
 def read_segments(store: Store, names: Iterable[str]) -> Iterator[list[IndexedPack]]:
-    """Yield the packs in each segment. Skip unreadable segments, because packs have the entries too."""
+    """Yield the packs in each segment. Skip unreadable segments: the packs contain the entries too."""
     for name in names:
         with contextlib.suppress(StoreGoneError):
             try:
@@ -190,7 +190,7 @@ def read_indexes(store: Store, packs: Mapping[str, int]) -> Iterator[tuple[str, 
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a thread pool. After an error or interrupt, work that has not started is dropped."""
+    """Yield a thread pool that drops pending work after an error or interrupt."""
     pool = ThreadPoolExecutor(count, thread_name_prefix="super-store")
     try:
         yield pool
@@ -199,7 +199,7 @@ def threads(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[IndexedPack], set[str]]:
-    """Return packs with their own indexes, and the names of damaged packs."""
+    """Read each pack's own index. Return the packs with their indexes, and the names of damaged packs."""
     indexed: list[IndexedPack] = []
     unread: dict[str, StoreError] = {}
     for name, outcome in read_indexes(store, packs):
@@ -219,7 +219,7 @@ def _by_own_indexes(store: Store, packs: Mapping[str, int]) -> tuple[list[Indexe
 
 
 def pack_segment(packs: Sequence[IndexedPack]) -> bytes:
-    """Encode a segment: the length of a JSON table of packs, the table, all their entries, and a digest."""
+    """Encode a segment: the length of a JSON table of packs, the table, the packs' entries, and a digest."""
     numbers = {meta: number for number, meta in enumerate({pack.index.meta: None for pack in packs})}
     rows = [(pack.name, pack.bytes, len(pack.index.entries), numbers[pack.index.meta]) for pack in packs]
     table = json.dumps({"metas": [asdict(meta) for meta in numbers], "packs": rows}, ensure_ascii=False)
@@ -230,7 +230,7 @@ def pack_segment(packs: Sequence[IndexedPack]) -> bytes:
 
 
 def unpack_segment(data: bytes) -> list[IndexedPack]:
-    """Decode a segment into packs, whose entries are views. Raises ``StoreFormatError`` if damaged."""
+    """Decode a segment into packs with views of its entries. Raises ``StoreFormatError`` if it is damaged."""
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if digest128(body) != digest:
         raise StoreFormatError("the segment is damaged or truncated: its digest does not match")

@@ -1,4 +1,4 @@
-"""Keeps the coordinator's store. While the store does not respond, samples are decoded instead."""
+"""Maintain the coordinator's store. While it does not respond, samples are decoded instead of read."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _THREADS = 4
 
 
 class StoreKeeper:
-    """Keeps one store, or none, on one event loop. All waits are bounded.
+    """Maintains at most one store, on one event loop. Every wait has a time limit.
 
     Args:
         choice: the store, or the reason for having none.
-        datasets: the registry, whose open datasets jobs read.
+        datasets: the registry, including the datasets that jobs have open.
         max_bytes: maximum size of the store, or 0 for a quarter of its used plus free bytes.
         read_only: never write to the store.
     """
@@ -85,7 +85,7 @@ class StoreKeeper:
 
     @property
     def unwritten(self) -> str:
-        """Return a readable reason why no packs are written. Empty otherwise, and while room is made."""
+        """Return a readable reason for not writing packs. Empty if there is none or space is being freed."""
         if self._store is None:
             return "it is not open"
         if self._store.read_only:
@@ -94,7 +94,7 @@ class StoreKeeper:
 
     @property
     def store_use(self) -> str:
-        """Return where decoded records are kept and how full the store is, for display. May be empty."""
+        """Describe where decoded records are kept and how full the store is, for display. May be empty."""
         if self._store is None:
             reason = self.problem if self.address else self._reason
             return reason and f"decoded images are kept only in the cache: {reason}"
@@ -103,13 +103,13 @@ class StoreKeeper:
 
     @property
     def store_id(self) -> str:
-        """Return the id that readers of the store must know, or an empty string if they cannot access it."""
+        """Return the id that readers need to open the store, or an empty string if they cannot access it."""
         return "" if self._store is None or is_bucket(self.address) else self._store.id
 
     async def open(self) -> None:
-        """Open the store, and create it if needed. If it does not respond, a later call continues.
+        """Open the store, creating it if needed. If it does not respond in time, call this again to continue.
 
-        Raises ``StoreError`` if the user's choice is not a store, has another version or may not be read.
+        Raises ``StoreError`` if the user's choice is not a store, has a different version or is unreadable.
         """
         if not self.address:
             return None
@@ -128,11 +128,11 @@ class StoreKeeper:
             self.room.exhausted = self.room.excess_bytes > 0
 
     def begin(self, fingerprint: str, post: Callable[[Event], None]) -> None:
-        """Send events to ``post`` from now on. Packs of decoders with another fingerprint are not used."""
+        """Send events to ``post`` from now on. Packs of decoders with a different fingerprint are ignored."""
         self.fingerprint, self._post = fingerprint, post
 
     async def opened(self, dataset: Dataset) -> None:
-        """Look up the records of a dataset that a job will open. Waits at most a few seconds."""
+        """Look up the records of a dataset that a job is about to open. Waits at most a few seconds."""
         if self._store is None or dataset.all_ids is None:  # random recipes have no ids
             return
         content = dataset.content
@@ -148,14 +148,14 @@ class StoreKeeper:
             self._warn_of(f"it was not listed within {_LOOK_S:g} s, so jobs start without it")
 
     def stored(self, content: bytes) -> list[Event]:
-        """Return the event for the core with the locations of an open dataset's records, or none."""
+        """Return the event that reports an open dataset's stored records to the core, or an empty list."""
         indices, packs = self.places.known(content)
         return [RecordsStored(content, indices, packs)] if indices.size else []
 
     def process_result(
         self, dataset: Dataset, indices: NDArray[np.int64], result: PrefetchResult
     ) -> tuple[int, NDArray[np.bool_] | None]:
-        """Process a function's result. Return its pack's number, or 0, and which samples were stored."""
+        """Process a function's result. Return the number of its pack, or 0, and a mask of stored samples."""
         if result.store_trouble:
             self.problem = result.store_trouble
             self._due_s["room"] = 0.0  # the store may be full
@@ -181,7 +181,7 @@ class StoreKeeper:
         return number, stored
 
     def step(self) -> None:
-        """Start the maintenance that is due, unless some is running. Call this every second."""
+        """Start any maintenance that is due, unless some is already running. Call this every second."""
         since_s = time.monotonic() - _OPENED_S
         opening = {content for content, at_s in self._opened_at_s.items() if at_s > since_s}
         for content in self.places.close_unknown(opening.union(self._datasets.opened)):
@@ -207,7 +207,7 @@ class StoreKeeper:
 
     def _open(self) -> Store:
         same = self._filesystem in (None, filesystem_of(self.address))
-        create = same and not self._read_only  # never in a missing disk's mount point
+        create = same and not self._read_only  # never in the mount point of a missing disk
         store = open_own(self.address, self._instance, create=create, read_only=self._read_only)
         self._filesystem = filesystem_of(self.address)
         self.room.adopt(store.packs(), self.room.sizes)

@@ -1,4 +1,4 @@
-"""Locations of records in the store: pack numbers, and 16 bytes for each sample of an open dataset."""
+"""Locations of records in the store: pack numbers, and 16 bytes per sample of each open dataset."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLLECTIONS_MAX = 64
 _IDS_MAX = 10**7  # deriving them takes seconds
 _DIRECTORY = "file://"
 
-# Flag of a damaged record in a pack's number. Earlier requests may still refer to the record.
+# Flag in a pack's number that marks a damaged record. Earlier requests may still refer to the record.
 _DAMAGED = np.uint32(2**31)
 
 
@@ -58,7 +58,7 @@ class Places:
         self._columns: dict[bytes, _Columns] = {}
 
     def number(self, pack: str) -> int:
-        """Return a pack's number, at least 1 and never reused. A lost pack counts as present again."""
+        """Return a pack's number, which is at least 1 and never reused. A lost pack is marked as present."""
         with self._lock:
             number = self._numbers.get(pack)
             if number is None:
@@ -70,27 +70,27 @@ class Places:
             return number
 
     def join(self, ids: NDArray[np.uint8], packs: Sequence[IndexedPack]) -> Joined:
-        """Return the records that packs have for ids of shape (samples, 16). The last of equal ids counts."""
+        """Find ids of shape (samples, 16) in packs' indexes. The last entry for an id takes precedence."""
         entries = [pack.index.entries for pack in packs]
         numbers = np.array([self.number(pack.name) for pack in packs], dtype=np.uint32)
         of_entries = np.repeat(numbers, [len(part) for part in entries])
         return join(ids, np.concatenate([np.empty(0, ENTRY_DTYPE), *entries]), of_entries)
 
     def open(self, content: bytes, size: int) -> None:
-        """Allocate locations for a dataset of ``size`` samples, unless it has some."""
+        """Allocate locations for a dataset of ``size`` samples, unless it already has them."""
         if content not in self._columns:
             pack, length = np.zeros((2, size), dtype=np.uint32)
             self._columns[content] = _Columns(pack, np.zeros(size, dtype=np.uint64), length)
 
     def close_unknown(self, opened: Iterable[bytes]) -> list[bytes]:
-        """Drop the datasets that are not ``opened``, and return them."""
+        """Drop the datasets that are not in ``opened``, and return their content digests."""
         closed = [content for content in self._columns if content not in opened]
         for content in closed:
             del self._columns[content]
         return closed
 
     def put(self, content: bytes, joined: Joined) -> None:
-        """Record locations, unless the dataset was closed meanwhile."""
+        """Record locations, unless the dataset has been closed in the meantime."""
         columns = self._columns.get(content)
         if columns is not None:
             columns.pack[joined.indices] = joined.packs
@@ -98,7 +98,7 @@ class Places:
             columns.length[joined.indices] = joined.lengths
 
     def put_pack(self, content: bytes, pack: IndexedPack, indices: NDArray[np.int64]) -> int:
-        """Record that a new pack contains ``indices``. Return the pack's number."""
+        """Record that a new pack contains the samples at ``indices``. Return the pack's number."""
         entries, number = pack.index.entries, self.number(pack.name)
         numbers = np.full(indices.size, number, dtype=np.uint32)
         self.put(content, Joined(indices, numbers, entries["offset"], entries["bytes"]))
@@ -111,7 +111,7 @@ class Places:
             columns.pack[indices] |= _DAMAGED * (columns.pack[indices] > 0)
 
     def mark_lost(self, packs: Iterable[str]) -> NDArray[np.uint32]:
-        """Mark packs as lost. Return the numbers of the known ones."""
+        """Mark packs as lost. Return the numbers of those that are known."""
         with self._lock:
             numbers = [self._numbers[pack] for pack in packs if pack in self._numbers]
             lost = np.array(numbers, dtype=np.uint32)
@@ -119,7 +119,7 @@ class Places:
         return lost
 
     def known(self, content: bytes) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the samples of a dataset whose locations are known, and their packs' numbers."""
+        """Return a dataset's samples with known locations, and the numbers of their packs."""
         columns = self._columns.get(content)
         if columns is None:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint32)
@@ -128,7 +128,7 @@ class Places:
         return indices, packs[indices]
 
     def live(self) -> dict[str, int]:
-        """Return how many samples of open datasets each pack contains, unless it contains none."""
+        """Return the number of samples from open datasets in each pack, omitting packs without any."""
         counts = np.zeros(len(self._names), dtype=np.int64)
         for columns in self._columns.values():
             counts += np.bincount(self._valid(columns.pack), minlength=counts.size)[: counts.size]
@@ -138,10 +138,10 @@ class Places:
     def of(
         self, content: bytes, indices: NDArray[np.int64], *, with_gone: bool = False
     ) -> RecordPlaces | None:
-        """Return the locations of some samples, or ``None`` if none is known.
+        """Return the locations of samples, or ``None`` if no location is known.
 
-        With ``with_gone``, lost packs and damaged records are included, for an earlier request that will
-        report them.
+        ``with_gone`` includes lost packs and damaged records, for an earlier request that will report
+        them.
         """
         columns = self._columns.get(content)
         if columns is None:
@@ -170,11 +170,11 @@ class Places:
 
 
 def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32]) -> Joined:
-    """Return the records that packs have of a dataset's samples. The last of equal ids counts.
+    """Find a dataset's samples among the packs' entries. The last entry for an id takes precedence.
 
     Args:
         ids: the samples' ids, in catalog order, of shape (samples, 16).
-        entries: entries of packs' indexes. Only those of data are used.
+        entries: entries of the packs' indexes. Only data entries are used.
         packs: each entry's pack number.
     """
     import pyarrow as pa
@@ -192,7 +192,7 @@ def join(ids: NDArray[np.uint8], entries: NDArray[Any], packs: NDArray[np.uint32
 
 
 def moved_warning(store: Store, dataset: Dataset) -> str:
-    """Return a warning if the store has the samples under another path, else an empty string.
+    """Return a warning if the store has the samples under a different path, otherwise an empty string.
 
     May raise ``StoreError``.
     """

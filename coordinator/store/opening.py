@@ -1,4 +1,4 @@
-"""Choose a coordinator's store, the configured one or the user's default, and open it."""
+"""Choose and open a coordinator's store, which is the configured one or the user's default."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _NETWORK = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StoreChoice:
-    """A store's normalised address, or an empty one and a human-readable ``reason``."""
+    """The normalised address of a store, or an empty address and a human-readable ``reason``."""
 
     address: str
     reason: str = ""
-    # Whether the store is a default, without which a coordinator also starts.
+    # Whether the store is the default, which a coordinator can start without.
     by_default: bool = False
 
 
 def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> Store:
-    """Open the coordinator's store, read-only if need be, and mark it as used. See ``open_store``."""
+    """Open the coordinator's store, read-only if necessary, and mark it as used. See ``open_store``."""
     try:
         store = open_store(address, create=create, read_only=read_only)
         if not store.read_only:
@@ -58,7 +58,7 @@ def open_own(address: str, instance: str, *, create: bool, read_only: bool) -> S
 
 
 def filesystem_of(address: str) -> int:
-    """Return the device number of a directory's filesystem, or 0 for a bucket. It need not exist."""
+    """Return the device number of a directory's filesystem, or 0 for a bucket. The path need not exist."""
     if is_bucket(address):
         return 0
     path = Path(address)
@@ -66,7 +66,7 @@ def filesystem_of(address: str) -> int:
 
 
 def is_gone(address: str, store_id: str) -> bool:
-    """Return whether a store's directory is missing or was replaced. May raise ``StoreError``."""
+    """Return whether a store's directory is missing or has been replaced. May raise ``StoreError``."""
     try:
         return not is_bucket(address) and open_store(address, create=False, read_only=True).id != store_id
     except StoreGoneError:
@@ -74,14 +74,14 @@ def is_gone(address: str, store_id: str) -> bool:
 
 
 def chosen_store(text: str, environment: Mapping[str, str]) -> StoreChoice:
-    """Return the store for an address, ``none`` (or empty) or ``auto``. May raise ``ConfigError``."""
+    """Return the store for an address, ``none`` (or empty), or ``auto``. May raise ``ConfigError``."""
     if text.lower() in ("", NONE):
         return StoreChoice("")
     return default_store(environment) if text.lower() == AUTO else StoreChoice(parse_store(text))
 
 
 def default_store(environment: Mapping[str, str]) -> StoreChoice:
-    """Return the user's default store: none on a network or read-only filesystem, or if space is low."""
+    """Return the user's default store, or none if its filesystem is remote, read-only or low on space."""
     try:
         directory = Path(os.path.realpath(default_directory(environment)))
         str(directory).encode()  # raises if messages cannot contain the name
@@ -108,11 +108,11 @@ def _read_only_reason(directory: Path) -> str:
 
 
 def network_filesystem(directory: Path) -> str:
-    """Return the type of a directory's network filesystem, or an empty string if it is local or unknown."""
+    """Return the type of a directory's network filesystem, or an empty string if local or unknown."""
     real, best = Path(os.path.realpath(directory)), (-1, "")
     for mount in psutil.disk_partitions(all=True):
         point = Path(mount.mountpoint)
-        # The last of several equal mount points hides the others.
+        # The last of several identical mount points hides the others.
         if (real == point or point in real.parents) and len(point.parts) >= best[0]:
             best = len(point.parts), mount.fstype
     kind = best[1]

@@ -1,4 +1,4 @@
-"""Space in a store: the sizes of its packs, their limit, and the order of removal."""
+"""Space in a store: pack sizes, the size limit, and the order in which packs are removed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StoredPack:
 
 
 class Room:
-    """A store's known packs and their limit, by default a quarter of its used plus free bytes."""
+    """A store's known packs and their size limit, by default a quarter of its used plus free bytes."""
 
     def __init__(self, address: str, max_bytes: int) -> None:
         self._address = address
@@ -57,25 +57,25 @@ class Room:
 
     @property
     def excess_bytes(self) -> int:
-        """Return how many bytes to remove before more is written, with a margin for packs in progress."""
+        """Return the number of bytes to free before writing more, with a margin for packs in progress."""
         most = self.bytes - min(self.bytes // _MARGIN_SHARE, _MARGIN_BYTES)
         is_full = self.bounded and self.used_bytes >= most
         return max(1, self.used_bytes - most + most // _FREED_SHARE) if is_full else 0
 
     @property
     def usage(self) -> str:
-        """Return the used and the maximum size, for display."""
+        """Return the used and maximum sizes for display."""
         of = f" of {self.bytes / _GIB:.1f}" if self.bounded else ""
         return f"{self.used_bytes / _GIB:.1f}{of} GiB"
 
     @property
     def is_overdue(self) -> bool:
-        """Return whether to make room, or to measure again after many writes."""
+        """Return whether it is time to free space, or to measure it again after many writes."""
         is_full = self.excess_bytes > 0 and not self.exhausted
         return is_full or (self.bounded and self.written_bytes > self.bytes // _MARGIN_SHARE)
 
     def adopt(self, packs: Mapping[str, int], before: Container[str]) -> None:
-        """Adopt a listing of packs. Known packs that are not in ``before`` are newer and stay."""
+        """Adopt a listing of packs. Known packs that are not in ``before`` are newer and are kept."""
         since = {pack: size for pack, size in self.sizes.items() if pack not in before}
         self.sizes = {**packs, **since}
         self.used_bytes = sum(self.sizes.values())
@@ -94,7 +94,7 @@ class Room:
             self.useless.discard(pack)
 
     def measure(self) -> None:
-        """Measure the space for packs. Blocks. Raises ``StoreGoneError`` if the directory is missing."""
+        """Measure the available space. Blocks. Raises ``StoreGoneError`` if the directory is missing."""
         if not self._is_bucket:
             try:
                 disk = shutil.disk_usage(self._address)
@@ -114,11 +114,11 @@ class Room:
     def to_prune(
         self, used: Mapping[str, float], reading: Container[str], live: Mapping[str, float], now: float
     ) -> list[str]:
-        """Return the packs to remove, none if there is room.
+        """Return the packs to remove, or none if there is enough room.
 
         Args:
-            used: the time when each collection was last opened (Unix time).
-            reading: collections that jobs have open here.
+            used: Unix time when each collection was last opened.
+            reading: collections that this coordinator's jobs have open.
             live: the share of each pack's records that are still in a catalog, if known.
             now: the current Unix time.
         """
@@ -138,16 +138,16 @@ class Room:
 
 
 def room_bytes(max_bytes: int, stored_bytes: int, free_bytes: int, disk_bytes: int) -> int:
-    """Return a directory's limit: ``max_bytes`` or, if 0, a quarter of its used plus free bytes."""
+    """Return a directory's limit: ``max_bytes``, or a quarter of its used plus free bytes if that is 0."""
     share = max_bytes or (stored_bytes + free_bytes) // _SHARE
     # The last tenth of the disk is never used.
     return max(0, min(share, stored_bytes + free_bytes - disk_bytes // _KEPT_SHARE))
 
 
 def to_prune(packs: Iterable[StoredPack], bytes_to_free: int, bytes_too_many: int = 0) -> list[str]:
-    """Return the packs to remove to free ``bytes_to_free``.
+    """Choose packs to remove in order to free ``bytes_to_free``.
 
-    Packs that open jobs read are only removed to free ``bytes_too_many``.
+    Packs that open jobs are reading are removed only to free ``bytes_too_many``.
     """
 
     def order(pack: StoredPack) -> tuple[int, float, str]:
