@@ -1,4 +1,4 @@
-"""SUPER's function: fetch, decode and cache the samples of a prefetch request."""
+"""SUPER's function, which fetches, decodes and caches the samples of a prefetch request."""
 
 from __future__ import annotations
 

@@ -34,14 +34,14 @@ _LINEAR_HZ, _KNEE_HZ, _LOG_STEP = 200 / 3, 1000.0, float(np.log(6.4) / 27)
 def waveform(
     array: NDArray[Any], *, rate: int, max_seconds: float, mono: bool = True, samples: int = 0
 ) -> NDArray[Any]:
-    """Decode an audio file to float32 in [-1, 1], of shape (channels, samples), or (samples,) if ``mono``.
+    """Decode an audio file to float32 in [-1, 1], shaped (channels, samples), or (samples,) if ``mono``.
 
     Args:
-        array: the file's bytes, in any format that libsndfile supports, such as WAV, FLAC, OGG and MP3.
-        rate: samples per second of the result.
-        max_seconds: reject longer files, and files that take more than 512 MiB as float32.
-        mono: average the channels.
-        samples: length of the result, truncated or zero-padded at the end; 0 keeps the file's length.
+        array: the file's bytes, in any format that libsndfile supports, such as WAV, FLAC, OGG or MP3.
+        rate: sample rate of the result, in samples per second.
+        max_seconds: reject files that are longer, and files that would take more than 512 MiB as float32.
+        mono: mix down to one channel by averaging.
+        samples: truncate or zero-pad the end of the result to this length; 0 keeps the file's length.
     """
     data = array.tobytes()
     if not data:
@@ -58,7 +58,7 @@ def waveform(
 
 
 def _read(data: bytes, max_seconds: float) -> tuple[NDArray[Any], int]:
-    """Return the samples, of shape (samples, channels), and their rate."""
+    """Return the samples, of shape (samples, channels), and the sample rate."""
     whole = int.from_bytes(data[4:8], "little")
     if data.startswith(b"RIFF") and whole not in _UNKNOWN_LENGTHS and len(data) < whole + _RIFF_HEAD:
         raise fatal("undecodable", f"the WAV file is truncated: {len(data)} of {whole + _RIFF_HEAD} bytes")
@@ -99,8 +99,8 @@ def mel(
 ) -> NDArray[Any]:
     """Return the natural log of the mel power as float32, (bands, frames) or (channels, bands, frames).
 
-    Frames are centred with reflected edges, and use a periodic Hann window. The mel bands are
-    Slaney's, from 0 to half the rate, with equal area. Power is clipped at 1e-10.
+    Frames are centred, with reflected edges and a periodic Hann window. The mel bands are Slaney's,
+    normalised to equal area, from 0 to half the sample rate. Power below 1e-10 is clipped to 1e-10.
     """
     if array.shape[-1] <= window // 2:
         raise fatal(

@@ -1,7 +1,7 @@
-"""Custom steps: user functions, named ``module:function@version`` and deployed with the function.
+"""Custom steps: user functions named ``module:function@version`` and deployed with SUPER's function.
 
-A request contains only a step's name. Its module is imported if ``SUPER_STEP_MODULES`` lists it, or if it is
-part of SUPER. The module marks each step with a version::
+A request contains only the name of a step. The step's module is imported if it is part of SUPER or listed in
+``SUPER_STEP_MODULES``. The module marks each step with a version::
 
     from superdl.lambda_prefetch import custom_step
 
@@ -12,9 +12,9 @@ part of SUPER. The module marks each step with a version::
 A step is called as ``function(array, **params)``. A random step also gets ``seed=``, an integer that depends
 on the sample and the epoch. The array is the image as uint8 of shape (height, width, 3), or the result of the
 previous custom step. For a first step with ``"input": "bytes"``, it is the raw object as uint8 of shape
-(bytes,). A step must not write to the array, must return an array that a record can store, and may run in
-several threads at once. It may also return a dict of named arrays, such as an image and a mask, which only
-custom steps can follow.
+(bytes,). A step must not write to the array and must return an array that a record can store. It may run in
+several threads at once. It may also return a dict of named arrays, such as an image and a mask, after which
+only custom steps can follow.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _Step = TypeVar("_Step", bound="Callable[..., Any]")
 def custom_step(version: str, *, check: Callable[..., object] | None = None) -> Callable[[_Step], _Step]:
     """Mark a function as a custom step. Change the version whenever the step's results change.
 
-    ``check`` is called with the step's parameters before a request's first sample. If it raises, the
-    whole request is refused, while an error in the step fails only one sample.
+    ``check`` is called with the step's parameters before the first sample of a request. An error in
+    ``check`` refuses the whole request, whereas an error in the step fails only one sample.
 
     Raises:
-        TypeError: ``version`` is not a string, for example because the decorator has no arguments.
+        TypeError: ``version`` is not a string, for example because the decorator was used without arguments.
     """
     if not isinstance(version, str):
         raise TypeError('custom_step needs a version: write @custom_step("1")')

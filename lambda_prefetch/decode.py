@@ -28,7 +28,7 @@ _FILLS: ContextVar[bool] = ContextVar("_FILLS", default=False)
 
 
 class _FillsHere:
-    """Pillow's switch for truncated images, with a separate value in each thread."""
+    """Pillow's switch for loading truncated images, with a separate value for each thread."""
 
     def __init__(self, elsewhere: object) -> None:
         self._elsewhere = elsewhere
@@ -85,20 +85,20 @@ def decode(
     is_mask: bool = False,
     fills: bool = False,
 ) -> Image.Image:
-    """Decode to an upright RGB image, or to the class numbers of a mask.
+    """Decode to an upright RGB image or to the class indices of a mask.
 
     Only the first frame of an animation is decoded.
 
     Args:
         data: the encoded image.
-        limit_pixels: maximum width times height, before any reduction.
+        limit_pixels: maximum number of pixels (width times height) before any reduction.
         min_side: if not 0, decode a JPEG at the smallest of the scales 1, 1/2, 1/4 and 1/8 that leaves
-            at least this many pixels on the shorter side, if it has that many.
-        is_mask: return the numbers of a single channel instead of RGB.
-        fills: fill the missing part of a truncated image instead of failing.
+            at least this many pixels on the shorter side. Smaller images keep their size.
+        is_mask: return the values of a single channel instead of RGB.
+        fills: fill in the missing part of a truncated image instead of failing.
 
     Raises:
-        SampleFailedError: the image is invalid or too large. This is permanent.
+        SampleFailedError: the image is invalid or too large. This failure is permanent.
         MemoryError: the image may still be valid.
     """
     if not data:
@@ -153,7 +153,7 @@ def _decode(data: bytes | bytearray, limit_pixels: int, min_side: int, *, is_mas
 
 
 def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
-    """Return Pillow's multiplier for grey levels, given the tiles to decode."""
+    """Return the factor by which Pillow multiplies grey levels, given the tiles to decode."""
     if not tiles:
         return 1
     codec, *_, arguments = tiles[0]
@@ -166,7 +166,7 @@ def _scale_of(tiles: Sequence[tuple[Any, ...]]) -> int:
 
 
 def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
-    """Return the numbers of a single-channel image, divided by Pillow's multiplier."""
+    """Return a single-channel image with Pillow's multiplication of its values undone."""
     if image.mode not in _MASKS:
         raise fatal(
             "undecodable",
@@ -183,7 +183,7 @@ def _numbers_of(image: Image.Image, scale: int) -> Image.Image:
 
 
 def configure_pillow(text_bytes: int = PngImagePlugin.MAX_TEXT_CHUNK) -> None:
-    """Limit unpacked PNG texts in this process, and disable Pillow's pixel limit."""
+    """Limit the size of unpacked PNG text in this process, and disable Pillow's pixel limit."""
     # Pillow's limit would also apply to crops, so decode() limits pixels instead.
     Image.MAX_IMAGE_PIXELS = None
     PngImagePlugin.MAX_TEXT_CHUNK = text_bytes
@@ -235,7 +235,7 @@ def _plain_size(data: bytes | bytearray) -> tuple[int, int] | None:
 
 
 def _check_scans(data: bytes | bytearray) -> None:
-    """Reject a JPEG with too many scans, which would take minutes to decode."""
+    """Reject a JPEG with so many scans that it would take minutes to decode."""
     if _scan_markers(data) <= MAX_SCANS:
         return
     # Markers in a thumbnail or after the image do not begin a scan, so walk the segments.

@@ -1,4 +1,4 @@
-"""The decoder's fingerprint (``golden`` on the wire). Functions that decode identically share it."""
+"""The decoder's fingerprint (``golden`` on the wire). Functions that decode identically have the same one."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _PILLOW_13 = "bf565ab92b121519bfc3b6744c36fcb5"
 
 
 def decoder_fingerprint() -> str:
-    """Return a hash of the reference images after several recipes, as 32 hex digits. Takes milliseconds."""
-    # Another libjpeg, Pillow or processor may produce other bytes for the same sample ids.
+    """Apply several recipes to reference images and hash the results to 32 hex digits. Takes milliseconds."""
+    # A different libjpeg, Pillow or processor may produce different bytes for the same sample ids.
     fingerprint = _digest_of(_RECIPES, REFERENCE_IMAGES)
     filters = _digest_of(_FILTERS, {})
     return fingerprint if filters == _PILLOW_13 else digest128(f"{fingerprint} {filters}".encode()).hex()

@@ -35,7 +35,7 @@ _PIECES_IN_BUDGET = 4  # receive some pieces while others are decoded
 
 @dataclass(slots=True)
 class _Room:
-    """Reserved bytes, shared by the samples of a piece. The last one to finish releases them."""
+    """Reserved bytes that the samples of a piece share. The last sample to finish releases them."""
 
     size_bytes: int
     samples: int
@@ -43,7 +43,7 @@ class _Room:
 
 @dataclass(slots=True)
 class Arrived:
-    """A fetched or failed sample."""
+    """A sample that was fetched or that failed."""
 
     index: int
     data: bytes | bytearray | memoryview = b""  # for a member, a slice of its piece
@@ -55,7 +55,7 @@ class Arrived:
 
 @dataclass(slots=True)
 class _Read:
-    """The read of a piece, from its request to its bytes."""
+    """The state of reading a piece, from the request until its bytes arrive."""
 
     piece: Piece
     begun_ns: int = field(default_factory=time.perf_counter_ns)
@@ -69,7 +69,7 @@ class _Read:
 
 
 class Fetchers:
-    """Threads that read a request's objects. Leaving the context stops them after their current reads."""
+    """Threads that read a request's objects. On leaving the context, they stop after their current reads."""
 
     def __init__(self, invocation: Invocation, bucket: Bucket, pusher: Pusher) -> None:
         request, settings = invocation.request, invocation.settings
@@ -110,9 +110,9 @@ class Fetchers:
             thread.join()  # reads have deadlines of their own
 
     def next(self) -> Arrived | None:
-        """Return the next fetched or failed sample, or ``None`` after the last one or :meth:`stop`.
+        """Return the next fetched or failed sample, or ``None`` after the last sample or :meth:`stop`.
 
-        Several decoders may wait at once. Raises the unexpected error of a fetching thread.
+        Several decoders may wait at once. Raises any unexpected error from a fetching thread.
         """
         with self._lock:
             # Every decoder returns here, and the last sees few arrived samples, so no fetcher pauses forever.
@@ -135,7 +135,7 @@ class Fetchers:
         self._arrived.put(None)
 
     def release(self, arrived: Arrived) -> None:
-        """Drop a decoded sample's bytes, and release their room after the last sample of a piece."""
+        """Drop a decoded sample's bytes. The last sample of a piece also releases the reserved memory."""
         arrived.data = b""
         if arrived.room is not None:
             with self._lock:
@@ -207,12 +207,12 @@ class Fetchers:
         return self._outage()
 
     def _outage(self) -> SampleFailedError | None:
-        """Return an error if the source has been unavailable for too long."""
+        """Return an error if the source has been unavailable for too long, or else ``None``."""
         is_down = time.perf_counter() - self._down_since_s > _OUTAGE_S
         return SampleFailedError(Outcome.UNAVAILABLE, self._last_error) if is_down else None
 
     def _begin(self, read: _Read) -> None:
-        """Send the request for a piece, unless it fails or is not needed."""
+        """Send the request for a piece, unless it must be skipped or needs no request yet."""
         read.failure = self._reason_to_skip()
         if read.failure is not None:
             return
@@ -230,7 +230,7 @@ class Fetchers:
             return
 
     def _finish(self, read: _Read) -> None:
-        """Read a piece that has not failed yet, and pass its samples to the decoders."""
+        """Read a piece unless it has already failed, and pass its samples to the decoders."""
         requested_s = time.perf_counter()
         contents: Mapping[int, _Content] = {}
         read.failure = read.failure or self._outage()
@@ -277,7 +277,7 @@ class Fetchers:
             self._arrived.put(arrived)
 
     def _contents(self, read: _Read) -> Mapping[int, _Content]:
-        """Read a piece. Return the bytes or failure of each sample, by index."""
+        """Read a piece. Return each sample's bytes or failure, by index."""
 
         def reserve(size_bytes: int) -> None:
             if read.reserved_bytes is None:  # else already reserved for a block that could not be cached

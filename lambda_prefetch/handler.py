@@ -49,7 +49,7 @@ def handler(event: object, context: Any) -> dict[str, Any]:
             ``{"super_warm": 1, "cache": address or ""}`` to connect to the cache in advance.
         context: Lambda's context, or an object with the same ``function_name``, ``aws_request_id`` and
             ``get_remaining_time_in_millis()``. It also needs ``memory_limit_in_mb`` if memory is billed,
-            and ``end_when_answered()`` if this process may be ended when a decoder hangs.
+            and ``end_when_answered()`` if this process may be terminated when a decoder hangs.
 
     Returns:
         A :class:`superdl.super_wire.request.PrefetchResult` as JSON values, or for a warm event
@@ -57,7 +57,7 @@ def handler(event: object, context: Any) -> dict[str, Any]:
 
     Raises:
         ConfigError: the request is invalid, or the function's settings forbid it.
-        CacheError: the warm event's cache refuses the connection.
+        CacheError: the cache named in a warm event refuses the connection.
     """
     try:
         return _answer(event, context)
@@ -153,7 +153,7 @@ def _prefetch(
 
 
 def _pack_meta(request: PrefetchRequest, recipe: Recipe, settings: FunctionSettings) -> PackMeta | None:
-    """Return the fields that a pack's records share, or ``None`` to write no pack."""
+    """Return the fields that all records of a pack share, or ``None`` if no pack should be written."""
     # A random recipe's samples are useless in any other epoch.
     if not request.kind.writes_pack or recipe.random or settings.store_read_only:
         return None

@@ -1,4 +1,4 @@
-"""A recipe's steps on PIL images. Pixels are identical to those of torchvision 0.17 and later."""
+"""A recipe's steps on PIL images. The pixels are identical to those of torchvision 0.17 and later."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _NUMBERS = frozenset({"|u1", "<u2", "<i4", "<f4"})  # mask dtypes that Pillow ca
 
 
 class SampleRandom:
-    """Random numbers for one step and sample: the same on every machine, different in every epoch.
+    """Random numbers for one step and sample, the same on every machine but different in every epoch.
 
-    If several fields share a step's draws, it also has a ``kind``, and ``step`` counts steps of that kind.
+    A step with draws that several fields share also has a ``kind``, and ``step`` counts steps of that kind.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class SampleRandom:
         self._count = 0
 
     def seed(self) -> int:
-        """Return the next draw as a 63-bit integer, to seed other generators."""
+        """Return the next draw as a 63-bit integer for seeding other generators."""
         return self._bits() >> 1
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
-        """Return the next draw from ``low`` to ``high`` (exclusive, except for rounding)."""
+        """Return the next draw as a float from ``low`` to ``high`` (exclusive, except for rounding)."""
         return low + (high - low) * ((self._bits() >> (64 - _DOUBLE_BITS)) * 2.0**-_DOUBLE_BITS)
 
     def below(self, bound: int) -> int:
@@ -80,10 +80,10 @@ class SampleRandom:
 
 
 class Program:
-    """A recipe that is ready to run on a request's samples.
+    """A recipe that is ready to run on the samples of a request.
 
-    Random steps are seeded with ``bucket``, ``epoch`` and keys without ``prefix``. ``limit_pixels`` limits
-    the images that steps return, and ``step_modules`` lists the modules allowed for custom steps.
+    Random steps are seeded with ``bucket``, ``epoch`` and the key without ``prefix``. ``limit_pixels`` limits
+    the size of images that steps return, and ``step_modules`` lists the modules allowed for custom steps.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Program:
         part: int = 0,
         sizes: dict[str, tuple[int, int]] | None = None,
     ) -> Arrays:
-        """Decode an object, unless the first step needs its bytes, and :meth:`run` the steps.
+        """Decode an object, unless the first step needs its bytes, then :meth:`run` the steps.
 
-        ``part`` is the index of the object's field in the recipe, and ``key`` the sample's key. All parts
-        of a sample share ``sizes``, because parts with a common crop must have equal sizes.
+        ``part`` is the index of the object's field in the recipe, and ``key`` is the sample's key. All parts
+        of a sample share ``sizes``, because parts with a common crop must have the same size.
         """
         if self._parts[part] is not self:
             return self._parts[part].make(data, key, sizes=sizes)
@@ -141,7 +141,7 @@ class Program:
         return self.run(decode(data, **self._options), key, sizes)
 
     def run(self, image: Picture, key: str, sizes: dict[str, tuple[int, int]] | None = None) -> Arrays:
-        """Run the steps. Return the sample's array, or the result of its last custom step.
+        """Run the steps. Return the sample's array, or the result of the last custom step.
 
         The array is uint8 of shape (height, width, 3), (height, width, 1) if grey, or (height, width)
         for a mask. ``image`` is the decoded image, or the object as uint8 of shape (bytes,).
@@ -176,7 +176,7 @@ class Program:
         return SampleRandom(self._whole_digest, count, seed, self._epoch, self._bucket, named, kind)
 
     def _kind(self, number: int) -> tuple[str, int]:
-        """Return the kind of a step, and its number among the steps of that kind."""
+        """Return a step's kind, and its position among the steps of that kind."""
         # Fields share draws of the same kind and number, so an image and its mask get the same crop.
         kinds = [str(step.get("name", step["op"])) for step in self._recipe.steps[:number]]
         return kinds[-1], kinds.count(kinds[-1])
@@ -294,7 +294,7 @@ _STEPS: Mapping[str, Callable[[Image.Image, Mapping[str, Any], _Context], Image.
 def random_crop_box(
     width: int, height: int, scale: list[float], ratio: list[float], draws: SampleRandom
 ) -> tuple[int, int, int, int]:
-    """Return a random part of the image as (left, top, right, bottom)."""
+    """Return a random crop of the image as (left, top, right, bottom)."""
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_CROP_TRIES):
         # The area is uniform within scale, and the logarithm of the aspect ratio within that of ratio.

@@ -1,4 +1,4 @@
-"""An invocation: a request, its deadline, and the outcome of every sample."""
+"""An invocation, with its request, its deadline and the outcome of every sample."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VALUES = ("messages", "source_requests", "pack", "store_trouble", "store_reques
 
 
 class Invocation:
-    """A request in progress, with its outcomes in columns.
+    """A request in progress, with its results stored as columns.
 
     No work starts after ``expires_at_s``, a time on the monotonic clock.
     """
@@ -49,7 +49,7 @@ class Invocation:
         self.store_requests = self.store_bytes = 0
 
     def sample_id(self, index: int) -> bytes:
-        """Return the id of a sample."""
+        """Return a sample's id."""
         return self.request.sample_id(index)
 
     def expired(self, margin_s: float = 0.0) -> bool:
@@ -87,7 +87,7 @@ class Invocation:
                 self.record_bytes[pushed.index] = pushed.record_bytes
 
     def fields(self) -> dict[str, Any]:
-        """Return the collected fields of a ``PrefetchResult``."""
+        """Return the fields of ``PrefetchResult`` that were collected here."""
         columns = {name: tuple(getattr(self, name)) for name in _COLUMNS}
         values = {name: getattr(self, name) for name in _VALUES}
         values |= {name: sum(getattr(self, name)) for name in _TOTALS}

@@ -1,4 +1,4 @@
-"""Group a request's samples into reads, and unpack members of objects."""
+"""Group a request's samples into reads, and unpack the members of objects."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LIST_AGAIN = "the object was truncated, or the key list is for another object. 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A whole object, neighbouring members, or rows of a row group and column, to be read at once."""
+    """A whole object, neighbouring members, or rows of one row group and column, to read at once."""
 
     indices: list[int]  # in the request; members are ordered by offset
     span: Span | None = None  # of the members
@@ -46,7 +46,7 @@ class Piece:
 
 
 def pieces_of(request: PrefetchRequest, most_bytes: int) -> list[Piece]:
-    """Group a request into pieces, ordered by first sample. Members share at most ``most_bytes``."""
+    """Group a request into pieces, ordered by first sample. Members are merged up to ``most_bytes``."""
     count, offsets, lengths = request.count, request.member_offsets, request.member_lengths
     objects = list(zip(request.keys, request.versions, strict=True))
     if not request.members:
@@ -78,7 +78,7 @@ def pieces_of(request: PrefetchRequest, most_bytes: int) -> list[Piece]:
 
 
 def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | memoryview) -> bytes:
-    """Return a sample's bytes for the decoder, decompressed up to the request's limit."""
+    """Return the bytes to decode for a sample, decompressed up to the request's limit."""
     if not request.encodings or request.encodings[index] != "deflate":
         return bytes(data)
     limit_bytes = request.limits.object_bytes
@@ -97,7 +97,7 @@ def content_of(request: PrefetchRequest, index: int, data: bytes | bytearray | m
 
 @dataclass(slots=True)
 class Rows:
-    """Contents or failures of rows, by index in the request, and the number of requests and bytes read."""
+    """Contents or failures of rows by index in the request, with the number of requests and bytes read."""
 
     contents: dict[int, bytes | SampleFailedError] = field(default_factory=dict)
     requests: int = 0
@@ -119,9 +119,9 @@ def need_pyarrow() -> None:
 def read_rows(
     request: PrefetchRequest, indices: Sequence[int], bucket: Bucket, reserve: Callable[[int], None]
 ) -> Rows:
-    """Read the rows at ``indices`` of a request, all from one row group and column. Rows fail independently.
+    """Read the rows at ``indices`` of a request, all in one row group and column. Rows fail independently.
 
-    ``reserve`` is called once, with the sum of the column's compressed and uncompressed bytes.
+    ``reserve`` is called once with the total of the column's compressed and uncompressed bytes.
     """
     first, result = indices[0], Rows()
     key, version, group = request.keys[first], request.versions[first], request.member_offsets[first]
@@ -195,7 +195,7 @@ def _contents(
 
 
 def _leaf(array: Any, row: int) -> bytes | SampleFailedError:
-    """Return a row's bytes, which may be nested in structs with a single field."""
+    """Return the bytes of a row, which may be nested in structs with a single field."""
     value = array[row].as_py()
     while isinstance(value, dict) and len(value) == 1:
         (value,) = value.values()
@@ -209,7 +209,7 @@ def _leaf(array: Any, row: int) -> bytes | SampleFailedError:
 
 
 class _ColumnFile(io.BytesIO):
-    """A file for pyarrow that contains one span only, at its own offset."""
+    """A file for pyarrow that contains only one span, at its original offset."""
 
     def __init__(self, data: bytes | bytearray, span: Span) -> None:
         super().__init__(data)

@@ -1,14 +1,14 @@
-"""The pipeline for a request's samples: threads that fetch, decode and push them concurrently.
+"""The pipeline for a request's samples, with threads that fetch, decode and push them concurrently.
 
-Besides the memory of the interpreter, custom steps and sockets, it uses at most
+Not counting the interpreter, custom steps and sockets, the pipeline uses at most
 
     max(fetch_bytes, largest object) + max(push_bytes, largest record)
         + decoders x (largest object + 16 bytes x pixels)
 
-where ``pixels`` is the size of the largest image. A decoder may need four copies of the image at 4 bytes
-per pixel. Rows of Parquet files count as row groups, compressed and uncompressed. A pack for a store in S3
-takes another 32 MiB, and a pack with pointers in the cache at most ``push_bytes``. The decoded parts of a
-sample with fields wait for its other parts.
+where ``pixels`` is the pixel count of the largest image. A decoder may need four copies of the image at 4
+bytes per pixel. A row of a Parquet file counts as its row group, compressed and uncompressed. A pack for a
+store in S3 takes another 32 MiB, and a pack with pointers in the cache takes at most ``push_bytes``. The
+decoded parts of a sample with fields stay in memory until its other parts are ready.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def produce(invocation: Invocation, program: Program, bucket: Bucket, meta: Pack
 
 
 class _Decoders:
-    """Threads that decode samples and pass them to the pusher, with a timeout for each sample."""
+    """Threads that decode samples and pass them to the pusher. Each sample has a timeout."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class _Decoders:
         self._parts = _Parts(invocation.request) if invocation.request.fields else None
 
     def run(self, count: int, timeout_s: float) -> None:
-        """Decode with ``count`` threads, and abandon samples that take longer than ``timeout_s``."""
+        """Decode in ``count`` threads, abandoning samples that take longer than ``timeout_s``."""
         for number in range(count):
             thread = threading.Thread(target=self._run, name=f"super-decode-{number}", daemon=True)
             self._threads.append(thread)
@@ -190,7 +190,7 @@ class _Decoders:
             self._put(index, pack_tombstone(tombstone, self._invocation.sample_id(index)), memoryview(b""))
 
     def _claim(self) -> bool:
-        """Stop this thread's timeout. Return ``False`` if its sample was already abandoned."""
+        """Stop this thread's timeout. Returns ``False`` if its sample has already been abandoned."""
         with self._claiming:
             return self._running.pop(threading.current_thread(), None) is not None
 
@@ -222,7 +222,7 @@ def _attempt(make: Callable[[], _T]) -> _T | SampleFailedError:
 
 
 class _Parts:
-    """Decoded or failed parts of samples, kept until a sample's last part arrives."""
+    """Decoded or failed parts of samples, kept until the last part of each sample arrives."""
 
     def __init__(self, request: PrefetchRequest) -> None:
         self._request = request

@@ -1,4 +1,4 @@
-"""The function's cache: connections that outlive an invocation, and a thread that pushes records."""
+"""The function's cache client: connections that outlive invocations, and a thread that pushes records."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _idle: dict[tuple[int, str], NodeConnections] = {}
 
 @contextmanager
 def cache_connections(cache: str, settings: FunctionSettings) -> Iterator[NodeConnections]:
-    """Lend this process's connections to a cache, for exclusive use. They stay open for the next call."""
+    """Lend this process's connections to a cache for exclusive use. They stay open for the next call."""
     pool_key = os.getpid(), cache
     if nodes := _idle.pop(pool_key, None):
         # Allow one reconnection per invocation, because the cache may have restarted.
@@ -113,7 +113,7 @@ def _new_connections(address: CacheAddress, settings: FunctionSettings) -> NodeC
 
 @functools.lru_cache(maxsize=_MAX_IDLE)
 def _read_secret(name: str) -> tuple[str, str]:
-    """Return the user name and password in a secret, given its ARN or its name in this region."""
+    """Return the user name and password from a secret, given its ARN or its name in this region."""
     import boto3
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
@@ -147,11 +147,11 @@ def _read_secret(name: str) -> tuple[str, str]:
 
 
 class BudgetClosedError(Exception):
-    """The budget was closed because the invocation is ending."""
+    """The byte budget was closed because the invocation is ending."""
 
 
 class ByteBudget:
-    """A limit on the bytes that wait between two stages of the pipeline.
+    """A limit on the bytes that are held between two stages of the pipeline.
 
     Pieces are admitted in order of arrival. A piece larger than the capacity is admitted alone.
     """
@@ -164,7 +164,7 @@ class ByteBudget:
         self._changed = threading.Condition()
 
     def acquire(self, size_bytes: int) -> None:
-        """Wait for room. Raises :class:`BudgetClosedError` after :meth:`close`."""
+        """Wait until ``size_bytes`` fit. Raises :class:`BudgetClosedError` after :meth:`close`."""
         # The minimum also limits the number of tiny pieces.
         counted_bytes = max(size_bytes, MIN_PIECE_BYTES)
         with self._turn, self._changed:
@@ -180,14 +180,14 @@ class ByteBudget:
             self.used_bytes += counted_bytes
 
     def release(self, *sizes_bytes: int) -> None:
-        """Release the room of pieces with these sizes."""
+        """Release the bytes of pieces with these sizes."""
         counted_bytes = sum([max(size_bytes, MIN_PIECE_BYTES) for size_bytes in sizes_bytes])
         with self._changed:
             self.used_bytes -= counted_bytes
             self._changed.notify()
 
     def close(self) -> None:
-        """Make all current and future calls of :meth:`acquire` fail."""
+        """Make all current and future calls to :meth:`acquire` fail."""
         with self._changed:
             self._closed = True
             self._changed.notify()  # at most one thread waits here; _turn holds back the others
@@ -195,7 +195,7 @@ class ByteBudget:
 
 @dataclass(slots=True)
 class Pushed:
-    """The result of pushing a record. ``refusal`` is empty if the cache acknowledged it."""
+    """The result of pushing a record. ``refusal`` is empty if the cache acknowledged the record."""
 
     index: int
     record_bytes: int
@@ -220,8 +220,8 @@ class _Record:
 class Pusher:
     """A thread that stores records in the cache. Any thread can queue records for it.
 
-    At most ``settings.push_bytes`` are queued. Leaving the context normally waits until every record is
-    acknowledged or refused, and has an entry in :attr:`results`. Leaving it with an exception drops the
+    At most ``settings.push_bytes`` are queued. A normal exit from the context waits until every record has
+    been acknowledged or refused and has an entry in :attr:`results`. An exit with an exception drops the
     queued records. ``stored`` is called on the pushing thread for each acknowledged record, with the
     sample's index in the request, the header and the payload. It must not raise.
     """
@@ -233,7 +233,7 @@ class Pusher:
         stored: Callable[[int, bytes, memoryview], None] | None = None,
     ) -> None:
         self.results: list[Pushed] = []
-        # The reason the cache accepts no more records in this invocation, or empty while it does.
+        # Why the cache accepts no more records in this invocation; empty while it accepts them.
         self.broken = ""
         self._stored = stored
         self._url = cache
@@ -259,7 +259,7 @@ class Pusher:
         self._thread.join()  # every exchange has a deadline, so this ends
 
     def put(self, index: int, key: bytes, header: bytes, payload: memoryview) -> None:
-        """Queue a record. Wait while too many bytes are queued."""
+        """Queue a record, waiting while too many bytes are queued."""
         size_bytes = len(header) + payload.nbytes
         record = _Record(index, key, header, payload, size_bytes)
         with self._putting:
@@ -288,7 +288,7 @@ class Pusher:
                 self._budget.release(*[record.size_bytes for record in records])
 
     def _next_batch(self) -> tuple[list[_Record], bool]:
-        """Wait for queued records. Return them, and whether more may follow."""
+        """Wait for queued records. Return them and whether more may follow."""
         # A fast cache receives each bundle immediately. If it slows down, batches grow.
         records: list[_Record] = []
         bundle = self._waiting.get()

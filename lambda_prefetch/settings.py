@@ -1,4 +1,4 @@
-"""The function's operator settings, read from the environment. A request cannot change them."""
+"""The operator's settings for the function, read from the environment. Requests cannot change them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FunctionSettings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> FunctionSettings:
-        """Read the variables. Raises ``ConfigError`` for an invalid value."""
+        """Read the settings from variables. Raises ``ConfigError`` for an invalid value."""
         variables = os.environ if environment is None else environment
         modules = (name.strip() for name in variables.get("SUPER_STEP_MODULES", "").split(","))
         roots = variables.get("SUPER_FILE_ROOTS", "").split(os.pathsep)
@@ -90,7 +90,7 @@ class FunctionSettings:
 
 
 def store_in(variables: Mapping[str, str]) -> str:
-    """Return the normalised address of the store in ``SUPER_STORE``, or an empty string."""
+    """Return the normalised store address from ``SUPER_STORE``, or an empty string."""
     text = variables.get("SUPER_STORE", "").strip()
     try:
         return "" if text.lower() in _NO_STORE else parse_store(text)
@@ -105,7 +105,7 @@ def _whole(name: str, text: str, low: int, high: int) -> int:
 
 
 def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
-    """Return the variable's value, spelled as in ``known``. The default is the first entry."""
+    """Return a variable's value, spelled as in ``known``. The first entry is the default."""
     value = variables.get(name, "") or known[0]
     chosen = next((choice for choice in known if choice.lower() == value.lower()), None)
     if chosen is None:
@@ -114,7 +114,7 @@ def _one_of(variables: Mapping[str, str], name: str, known: tuple[str, ...]) -> 
 
 
 def decoding_threads(setting: int) -> int:
-    """Return the number of decoding threads: ``setting``, or the number of cores if it is 0."""
+    """Return the number of decoding threads: ``setting`` or, if it is 0, a default for this machine."""
     memory_mb = os.environ.get("AWS_LAMBDA_FUNCTION_MEMORY_SIZE", "")
     if setting or not memory_mb.isdecimal():
         return setting or 1  # other executors run one function per core

@@ -1,4 +1,4 @@
-"""Read samples from their source, or from *blocks*: aligned pieces of shards, cached on a local disk."""
+"""Read samples from their source or from *blocks*, aligned pieces of shards cached on a local disk."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class SampleFailedError(Exception):
-    """A sample cannot be produced now, or ever. The pipeline prefixes ``message`` with the sample's name.
+    """A sample cannot be produced, now or ever. The pipeline prefixes ``message`` with the sample's name.
 
-    ``reason`` is the code in the tombstone. If it is empty, the object's bytes are not at fault: nothing is
-    written to the cache, and the sample is retried.
+    ``reason`` is the tombstone's code. An empty reason means that the object's bytes are not at fault, so
+    nothing is written to the cache and the sample is retried.
     """
 
     def __init__(self, outcome: Outcome, message: str, *, reason: str = "") -> None:
@@ -32,13 +32,13 @@ class SampleFailedError(Exception):
         self.outcome, self.message, self.reason = outcome, message, reason
 
     def without_traceback(self) -> Self:
-        """Return the error without its traceback and cause, which would keep the received bytes alive."""
+        """Return the error without its traceback and cause, which would keep received bytes alive."""
         self.__cause__ = self.__context__ = None
         return self.with_traceback(None)
 
 
 def fatal(reason: str, message: str) -> SampleFailedError:
-    """Return a permanent failure: the bytes of this version can never produce a sample.
+    """Return a permanent failure for an object version whose bytes can never produce a sample.
 
     ``reason`` is ``empty``, ``not_an_image``, ``undecodable``, ``too_large``, ``too_small`` or
     ``unequal``.
@@ -56,11 +56,11 @@ def read_object(
     begun: Pending | None = None,
     span: Span | None = None,
 ) -> bytes | bytearray:
-    """Return the bytes of an object in exactly this version, or of a span of it, up to the object's end.
+    """Return the bytes of this exact version of an object, or a span of them, cut off at the object's end.
 
-    More than ``limit_bytes`` are rejected before they are read. ``reserve`` is called once, with
-    the size in bytes, before reading, and may block. ``begun`` is the result of
-    :meth:`Bucket.begin` for this key, version and span, and is consumed.
+    Anything larger than ``limit_bytes`` is rejected before it is read. ``reserve`` is called once
+    with the size in bytes before reading, and may block. ``begun`` is the result of calling
+    :meth:`Bucket.begin` with this key, version and span. It is consumed.
     """
 
     def before(size_bytes: int) -> None:
@@ -91,7 +91,7 @@ class ShardCache:
         self._full_until_s = 0.0
 
     def count_read(self, bucket: Bucket, key: str, version: str, span: Span) -> bool:
-        """Count a read of a span of a shard. Return whether to use :meth:`read` for it."""
+        """Count a read of a shard's span. Return whether :meth:`read` should be used for it."""
         # An object without a version may change. Files are already on disk.
         if not version or span.size_bytes > BLOCK_BYTES or bucket.name.startswith("file://"):
             return False
@@ -104,10 +104,10 @@ class ShardCache:
     def read(
         self, bucket: Bucket, key: str, version: str, span: Span, reserve: Callable[[int], None]
     ) -> tuple[bytes | None, int, int]:
-        """Return a span of a shard, the number of bytes fetched for it, and the number of requests.
+        """Return a shard's span, and the numbers of bytes fetched and requests made for it.
 
-        The span is ``None`` if a block can be neither read nor fetched here, and shorter if the shard
-        ends earlier. ``reserve`` is called with its length before it is read, and may block.
+        The span is ``None`` if a block can be neither read nor fetched here, and is cut off at the end of
+        the shard. ``reserve`` is called with the span's length before reading, and may block.
         """
         parts, fetched_bytes, requests = [], 0, 0
         reserve(span.size_bytes)
@@ -125,7 +125,7 @@ class ShardCache:
         return b"".join(parts), fetched_bytes, requests
 
     def _blocks(self, shard: tuple[str, str, str], span: Span) -> Iterator[tuple[Path, Span]]:
-        """Yield each block that overlaps a span: its file, and the block's span in the shard."""
+        """Yield the file of each block that overlaps a span, with the block's own span in the shard."""
         name = hashlib.blake2b("\0".join(shard).encode(), digest_size=16).hexdigest()
         for begin in range(span.begin // BLOCK_BYTES * BLOCK_BYTES, span.end, BLOCK_BYTES):
             yield self._directory / f"{name}-{begin}", Span(begin, begin + BLOCK_BYTES)
@@ -135,7 +135,7 @@ class ShardCache:
     ) -> bytes | bytearray | None:
         """Fetch and cache a block.
 
-        Return ``None`` if another process is fetching it, too many are being fetched, or there is no room.
+        Returns ``None`` if another process is fetching it, too many are being fetched, or no space is left.
         """
         partial = path.with_name(path.name + _PARTIAL)
         with contextlib.ExitStack() as stack:
@@ -159,7 +159,7 @@ class ShardCache:
             return data
 
     def _claim(self, partial: Path) -> bool:
-        """Claim room for a block with a sparse file of its length. Remove blocks that are idle too long."""
+        """Claim space for a block with a sparse file of its size. Remove blocks that were idle too long."""
         with (self._directory / _LOCK).open("ab") as lock:  # the coordinator has a different lock
             fcntl.flock(lock, fcntl.LOCK_EX)
             now_s, blocks, partials, used_bytes = time.time(), list[tuple[float, int, Path]](), 0, BLOCK_BYTES
@@ -189,9 +189,9 @@ class ShardCache:
 
 
 def _count(path: Path) -> int:
-    """Count a read of a missing block. Return the number of reads by all processes."""
+    """Count a read of a missing block. Return the total number of reads by all processes."""
     with contextlib.suppress(OSError), Path(f"{path}{_READS}").open("ab", buffering=0) as counter:
-        counter.write(b".")  # appending loses no counts of other processes
+        counter.write(b".")  # appending keeps the counts of other processes
         return counter.tell()
     return 0
 

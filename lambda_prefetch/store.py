@@ -1,4 +1,4 @@
-"""The function's store, opened with the function's settings, and the packs written to it."""
+"""The store, opened with the function's settings, and the packs that the function writes to it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MIN_WAIT_S, _REMEMBERED_S = 0.5, 30.0
 
 
 def request_store(invocation: Invocation, *, writing: bool) -> Store:
-    """Open the request's store. Raises :class:`StoreError` if it fails or differs from the settings."""
+    """Open the request's store. Raises :class:`StoreError` if it fails or is not the one in the settings."""
     address, own = invocation.request.store, invocation.settings.store
     if address != own:
         raise StoreRefusedError(
@@ -47,7 +47,7 @@ def request_store(invocation: Invocation, *, writing: bool) -> Store:
 # Keep it open, because opening sends requests.
 @functools.lru_cache(maxsize=4)
 def _open_bucket_store(address: str, _process: int, _settings: frozenset[tuple[str, str]]) -> Store:
-    """Open an S3 store, cached per address, process and settings."""
+    """Open an S3 store. The result is cached by address, process and settings."""
     from superdl.super_wire.objects.s3_connection import Patience
 
     # Few attempts: a result waits for its pack's PUT, and after a failed GET the sample is decoded.
@@ -55,7 +55,7 @@ def _open_bucket_store(address: str, _process: int, _settings: frozenset[tuple[s
 
 
 class Pace:
-    """The share of time that a process waits for the store's disk, over its latest packs."""
+    """The share of time that a process has spent waiting for the store's disk to write its latest packs."""
 
     def __init__(self) -> None:
         self._waited_s = self._passed_s = 0.0
@@ -72,7 +72,7 @@ class Pace:
         waited_s, passed_s = self._waited_s, self._passed_s
         if waited_s > max(_MIN_WAIT_S, passed_s / 2):
             self._waited_s = self._passed_s = 0.0  # a later attempt starts a new measurement
-            # Further writes would delay every function, and with it the readers.
+            # Further writes would delay every function, and therefore the readers.
             raise StoreBusyError(
                 f"writing packs took {waited_s:.1f} of {passed_s:.1f} s: the store's disk is slower than the "
                 "functions. Use a faster disk, or no store"
@@ -83,7 +83,7 @@ _pace = Pace()
 
 
 def error_text(error: Exception) -> str:
-    """Format a store's error for the result."""
+    """Format a store error for the result."""
     words = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
     return clean_text(words)[:_MAX_TROUBLE]
 
@@ -91,9 +91,9 @@ def error_text(error: Exception) -> str:
 class PackSaver:
     """A writer that adds a request's acknowledged records to a pack, and their locations to the result.
 
-    Leaving the context normally commits the pack; an exception discards it. ``meta`` contains the fields
-    that all records share, or is ``None`` to write nothing. With a ``pace``, the pack is dropped if the
-    disk is too slow.
+    A normal exit from the context commits the pack, and an exception discards it. ``meta`` contains the
+    fields that all records share, or is ``None`` to write nothing. With a ``pace``, the pack is dropped if
+    the disk is too slow.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class PackSaver:
             self._invocation.store_requests = self._store.requests - self._requests_before
 
     def take(self, index: int, header: bytes, payload: memoryview) -> bool:
-        """Write and keep a record for a pointer in the cache. Return whether it was written. Thread-safe."""
+        """Write and keep a record to cache as a pointer. Return whether it was written. Thread-safe."""
         is_kept = self._request.kind is RequestKind.DECODE_TO_POINTERS
         if not is_kept or payload.nbytes < _POINTED_BYTES:
             return False
@@ -192,14 +192,14 @@ class PackSaver:
         return False
 
     def _count(self, before_s: float) -> None:
-        """Add the time waited since ``before_s``, and the total time since the last call, to the pace."""
+        """Add the time waited since ``before_s`` and the total time since the last call to the pace."""
         counted_s, self._counted_s = self._counted_s, self._clock()
         if self._pace is not None:
             self._pace.add(self._counted_s - before_s, self._counted_s - counted_s)
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Report a failure in the result and stop writing. The samples are cached in any case."""
+        """Report any failure in the result and stop writing. The samples are cached either way."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # reported; this thread continues

@@ -1,4 +1,4 @@
-"""The log line and metrics of each invocation, written with AWS Lambda Powertools."""
+"""The log line and metrics for each invocation, written with AWS Lambda Powertools."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def _metrics() -> Metrics:
 
 
 def log_invocation(result: PrefetchResult, context: Any, level: str) -> None:
-    """Log and count a prefetch request. ``context`` is the handler's."""
-    # Workers turn both off, by SUPER_LOG_LEVEL and POWERTOOLS_METRICS_DISABLED.
+    """Log and count a prefetch request. ``context`` is the handler's argument."""
+    # Workers turn both off with SUPER_LOG_LEVEL and POWERTOOLS_METRICS_DISABLED.
     if level in {"DEBUG", "INFO"}:
         extra = {
             "request_id": result.request_id,

@@ -1,4 +1,4 @@
-"""Built-in text step: token ids from Hugging Face tokenizers."""
+"""Built-in text step, which returns token ids from Hugging Face tokenizers."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def _check(*, file: str, sha256: str, **_: object) -> None:
 def tokenize(
     array: NDArray[Any], *, file: str, sha256: str, length: int = 0, packed: bool = False, pad_id: int = 0
 ) -> NDArray[Any]:
-    """Return the token ids of a UTF-8 text as int32, including the tokenizer's special tokens.
+    """Return the token ids of UTF-8 text as int32, including the tokenizer's special tokens.
 
     Args:
         array: the text's bytes.
-        file: path of the tokenizer's JSON file on the function's machine.
-        sha256: SHA-256 of that file, in hex.
-        length: truncate or pad the tokens to (length,); 0 returns all tokens, as (tokens,).
-        packed: return all tokens as (rows, length), with the last row padded.
+        file: path to the tokenizer's JSON file on the function's machine.
+        sha256: SHA-256 of that file in hex.
+        length: truncate or pad the result to shape (length,); 0 returns all tokens, as (tokens,).
+        packed: return all tokens in shape (rows, length), with the last row padded.
         pad_id: token id for padding.
     """
     if array.size > MAX_TEXT_BYTES:

@@ -1,4 +1,4 @@
-"""Transfer records between store and cache (*restore* and *save*), and check each of them."""
+"""Transfer records between the store and the cache (*restore* and *save*), checking each record."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TIMEOUT_S = 15.0
 
 
 def restore(invocation: Invocation) -> None:
-    """Read and push the records at a request's locations. Missing or invalid ones become ``not_stored``."""
+    """Read and push the records at a request's locations. Missing or invalid ones are ``not_stored``."""
     request, settings = invocation.request, invocation.settings
     try:
         store = request_store(invocation, writing=False)
@@ -59,7 +59,7 @@ def restore(invocation: Invocation) -> None:
 
 
 def _pieces(request: PrefetchRequest) -> Iterator[tuple[str, list[int]]]:
-    """Yield each pack with the samples to read from it together."""
+    """Yield groups of samples to read together, each with its pack."""
     # Sorted by offset, a disk reads ahead and neighbours share a request to S3.
     order = sorted(range(request.count), key=lambda index: (request.pack_of[index], request.offsets[index]))
     piece: list[int] = []
@@ -75,7 +75,7 @@ def _pieces(request: PrefetchRequest) -> Iterator[tuple[str, list[int]]]:
 
 
 class _Reader:
-    """A thread-safe reader of pieces. Holds at most ``fetch_bytes``, or one piece, until pushed."""
+    """A thread-safe reader that holds at most ``fetch_bytes``, or one larger piece, until they are pushed."""
 
     def __init__(self, invocation: Invocation, store: Store, pusher: Pusher) -> None:
         self._invocation, self._request = invocation, invocation.request
@@ -171,7 +171,7 @@ def save(invocation: Invocation, meta: PackMeta | None) -> None:
 
 
 def _save_some(indices: range, invocation: Invocation, nodes: NodeConnections, saver: PackSaver) -> int:
-    """Read some records and write the valid ones. Return the length of the longest."""
+    """Read some records and write the valid ones. Return the length of the longest record."""
     ids = [invocation.sample_id(index) for index in indices]
     began_ns, longest = time.perf_counter_ns(), 0
     replies = exchange(nodes, [_slice(sample_id, 0) for sample_id in ids], timeout_s=_TIMEOUT_S)
@@ -197,7 +197,7 @@ def _slice(sample_id: bytes, start: int) -> Command:
 
 
 def _complete(first: bytes, sample_id: bytes, nodes: NodeConnections) -> bytes:
-    """Return a whole record, given its first slice. Reading in slices bounds the memory."""
+    """Return a complete record, given its first slice. Reading in slices limits memory use."""
     parts, size = [first], len(first)
     total_bytes = HEADER_BYTES + parse_header(first, sample_id=sample_id).payload_bytes
     while len(parts[-1]) == _SLICE_BYTES and size < total_bytes:

@@ -1,4 +1,4 @@
-"""Built-in video step: the frames of a clip at given times, with FFmpeg's libraries (PyAV)."""
+"""Built-in video step, which returns the frames of a clip at given times, using FFmpeg's libraries (PyAV)."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _ROUNDING_S = 1e-6  # 7 / 10 s must select the frame shown at 0.7 s
 def clip(
     array: NDArray[Any], *, frames: int, size: int, fps: float = 0.0, start: float = 0.0
 ) -> NDArray[Any]:
-    """Return upright central RGB squares of a video's frames: uint8 of shape (frames, size, size, 3).
+    """Return upright central RGB squares of a video's frames as uint8 of shape (frames, size, size, 3).
 
     Args:
         array: the file's bytes, in MP4, MOV, Matroska, WebM, AVI, MPEG-TS, Ogg or FLV. Its
             first video stream is used.
-        frames: number of frames. Each is the frame displayed at its time, or the last frame after the end.
-        size: length in pixels of the shorter side after resizing (bicubic), and side of the square.
-        fps: frames per second; 0 spreads the frames over the video, each in the middle of an equal part.
-        start: start of the clip in seconds after the first frame. Decoding always begins at the first frame.
+        frames: number of frames. Each is the frame shown at its time, or the last frame past the end.
+        size: length in pixels of the shorter side after bicubic resizing, and of the square's sides.
+        fps: frames per second; 0 spreads the frames evenly, each in the middle of its part of the video.
+        start: start of the clip, in seconds after the first frame. Decoding always starts at the first frame.
     """
     data = array.tobytes()
     if not data:
@@ -60,7 +60,7 @@ def clip(
 
 
 def _timeline(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64], float]:
-    """Return frame times in ticks (``None`` unless all are known) and in seconds, and the end in seconds."""
+    """Return frame times in ticks (``None`` unless all are known) and in seconds, then the end in seconds."""
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         if not file.streams.video or file.streams.video[0].codec_context is None:
             raise fatal("undecodable", "the file contains no video that FFmpeg can decode")
@@ -90,7 +90,7 @@ def _timeline(data: bytes) -> tuple[NDArray[np.int64] | None, NDArray[np.float64
 def _frames(
     data: bytes, ticks: NDArray[np.int64] | None, indices: set[int], size: int
 ) -> dict[int, NDArray[Any]]:
-    """Return the frames at ``indices`` in display order, by index."""
+    """Return the frames at ``indices`` (in display order), keyed by index."""
     squares = {}
     with av.open(io.BytesIO(data), "r", options=_OPTIONS) as file:
         stream = file.streams.video[0]

@@ -1,6 +1,6 @@
-"""Executors, which run functions. :mod:`superdl.super_wire.executors` lists them; each has a module here.
+"""Executors, which run functions. Each one in :mod:`superdl.super_wire.executors` has a module here.
 
-No executor imports the function, which is given as ``module:attribute``.
+The function is given as ``module:attribute``. No executor imports it.
 """
 
 from __future__ import annotations

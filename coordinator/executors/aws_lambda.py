@@ -1,4 +1,4 @@
-"""The ``lambda`` executor: functions on AWS Lambda, invoked through boto3 in threads."""
+"""The ``lambda`` executor, which invokes functions on AWS Lambda through boto3 in threads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _READ_MARGIN_S = 30.0  # the engine times out before the connection does
 
 @dataclass(frozen=True)
 class LambdaSettings:
-    """Settings of the lambda executor."""
+    """Settings for the Lambda executor."""
 
     lambda_function: str = setting(
         "super-prefetch", "name, ARN or alias of the deployed function (super-prefetch)"
@@ -77,10 +77,10 @@ class LambdaExecutor(Executor):
         self._threads = CallingThreads(self._limit, "super-lambda")
 
     async def start(self) -> None:
-        """Start environments, with their connections to the cache, and check that they match.
+        """Start environments, connect them to the cache, and check that their decoders match.
 
-        Raises ``ConfigError`` if the function or credentials do not exist, if the function runs another
-        version of SUPER, or if its environments decode differently.
+        Raises ``ConfigError`` if the function or credentials do not exist, if the function runs a
+        different version of SUPER, or if its environments decode differently.
         """
         results = await asyncio.gather(*(self._warm_one() for _ in range(self._warm)), return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
@@ -105,14 +105,14 @@ class LambdaExecutor(Executor):
         _log.info("%s: %d environments are warm", self.target, len(warmed))
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Run one request; see :class:`superdl.coordinator.executors.base.Executor`."""
+        """Run a request. See :class:`superdl.coordinator.executors.base.Executor`."""
         # Functions that were deployed later refuse the request.
         request = replace(request, golden=self.fingerprint, function_version=installed_version())
         read = partial(read_reply, target=self.target, request=request)
         return await self._call(encoder(request), timeout_s, read)
 
     async def close(self) -> None:
-        """Close without waiting for threads. Invocations in progress end on AWS."""
+        """Close without waiting for threads. Invocations in progress run to completion on AWS."""
         self._threads.close(ExecutorError("the executor is closed"))
         self._client.close()
 
@@ -161,10 +161,10 @@ def _is_throttled(error: BaseException) -> bool:
 
 
 def read_warmed(reply: Reply, target: Target) -> str:
-    """Read the reply to a warm event, and return the decoder's fingerprint.
+    """Parse the reply to a warm event and return the decoder's fingerprint.
 
-    Raises ``ExecutorError`` if it is not from SUPER's function, and ``ConfigError`` if it is
-    from another version of SUPER.
+    Raises ``ExecutorError`` if the reply is not from SUPER's function, and ``ConfigError`` if it is
+    from a different version of SUPER.
     """
     answer, own_version = read_object(reply.payload, str(target)), installed_version()
     version, digest = map(answer.get, ("function_version", "golden"))
@@ -180,9 +180,9 @@ def read_warmed(reply: Reply, target: Target) -> str:
 
 
 def read_reply(reply: Reply, target: Target, request: PrefetchRequest) -> PrefetchResult:
-    """Read the result of a prefetch request, and add the billed time.
+    """Parse the result of a prefetch request and add the billed time.
 
-    Raises ``ExecutorError`` if the reply is not a result of the request.
+    Raises ``ExecutorError`` if the reply is not a result for this request.
     """
     try:
         result = read_result(reply.payload, request, str(target))

@@ -1,7 +1,7 @@
-"""The executor interface, executors' settings, and the error of a failed invocation.
+"""The executor interface, helpers for executor settings, and the error that a failed invocation raises.
 
-After a failed invocation, some samples may nevertheless be in the cache. Failures of individual samples
-are reported in the result.
+Even after a failed invocation, some samples may be in the cache. Failures of individual samples are
+reported in the result.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ExecutorError(SuperError):
     """A request failed, or functions could not be started.
 
     Args:
-        kind: After ``CRASHED``, the request may or may not have been carried out. ``RAISED`` means that
-            the message contains the function's error, or that the request or its result is too large;
-            ``THROTTLED``, that no function was free in time.
-        ran_s: billed run time in seconds: an upper bound if a connection broke, and 0 if no function ran
-            or the time is unknown.
-        refused: no function was invoked, so the invocation is not billed either.
+        kind: ``CRASHED`` means that the request may or may not have been carried out, ``RAISED`` that the
+            message contains the function's error or that the request or its result is too large, and
+            ``THROTTLED`` that no function was free in time.
+        ran_s: billed run time in seconds. This is an upper bound if a connection broke, and 0 if no
+            function ran or the time is unknown.
+        refused: no function was invoked, so nothing is billed.
         wrong_settings: only a change of settings can help.
     """
 
@@ -61,7 +61,7 @@ class ExecutorError(SuperError):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorContext:
-    """An executor's environment, besides its own settings."""
+    """Values that an executor needs in addition to its own settings."""
 
     cache: str
     function: str = "superdl.lambda_prefetch.handler:handler"  # import path, module:attribute
@@ -79,7 +79,7 @@ class ExecutorContext:
 
 
 class Executor(Protocol):
-    """A way to run functions, for one event loop. Raises ``ConfigError`` if a setting is invalid."""
+    """A way to run functions, used from one event loop. Raises ``ConfigError`` if a setting is invalid."""
 
     # Name in the registry: ``local``, ``workers``, ``lambda``.
     name: ClassVar[str]
@@ -126,12 +126,12 @@ class Executor(Protocol):
     def __init__(self, settings: Any, context: ExecutorContext) -> None: ...
 
     async def start(self) -> None:
-        """Start functions within a bounded time, or raise :class:`ExecutorError` if none can be started."""
+        """Start functions within a bounded time. Raises :class:`ExecutorError` if none can be started."""
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Run a request, or raise :class:`ExecutorError`.
+        """Run a request. Raises :class:`ExecutorError` if it fails.
 
-        ``timeout_s`` is the function's time limit, and also the longest wait for a free function.
+        ``timeout_s`` limits both the function's run time and the time spent waiting for a free function.
         """
 
     async def close(self) -> None:
@@ -145,7 +145,7 @@ def check_present(executor: Executor) -> None:
 
 
 def executor_class(name: str) -> type[Executor]:
-    """Return the class of the executor with this name in the registry."""
+    """Return the executor class registered under this name."""
     path, _, attribute = EXECUTORS[name].implementation.partition(":")
     module = importlib.import_module(path)  # noqa: TID251  # of the registry
     implementation: type[Executor] = getattr(module, attribute)
@@ -155,13 +155,13 @@ def executor_class(name: str) -> type[Executor]:
 def sees_store(executor: str, address: str) -> bool:
     """Return whether an executor's functions can access the store at ``address``.
 
-    All can access a bucket, but only those on this host a directory.
+    All functions can access a bucket, but only functions on this host can access a directory.
     """
     return EXECUTORS[executor].runs_on is RunsOn.THIS_HOST or address.startswith("s3://")
 
 
 def shipped_prices_of(executor: str) -> Prices:
-    """Return an executor's shipped prices, all zero if it is unknown."""
+    """Return the shipped prices for an executor, or zero prices if it is unknown."""
     # Unlike price_table, this does not import pydantic, which takes a sixth of a coordinator's start.
     table = tomllib.loads(SHIPPED_PRICES.read_text(encoding="utf-8"))
     return Prices(**table.get(executor, {}))
@@ -176,7 +176,7 @@ def setting(
     high: float = 0,
     secret: bool = False,
 ) -> Any:
-    """Define a settings field with its default, help text, allowed values, and whether it is secret."""
+    """Define a settings field with a default, help text and allowed values. It may be secret."""
     metadata = {"help": what, "choices": choices, "low": low, "high": high}
     return field(default=default, repr=not secret, metadata=metadata)
 

@@ -1,4 +1,4 @@
-"""The connected workers: their free slots, their view of the store, and their decoders."""
+"""Connected workers: their free slots, their access to the store, and their decoders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KINDS = {
 
 
 class ConnectedWorker:
-    """A connected worker: its hello, free slots and calls."""
+    """A connected worker, with its hello message, free slots and pending calls."""
 
     def __init__(self, hello: pb.WorkerHello, number: int) -> None:
         self.number = number
@@ -61,13 +61,13 @@ class ConnectedWorker:
 class Workers:
     """All connected workers, shared by the executor and the RPC ``Work``. Use from one event loop.
 
-    All active workers use the same decoder. Workers with a different one wait for a switch, or are refused.
+    All active workers use the same decoder. Workers with a different one wait for a switch or are refused.
 
     Args:
-        silence_s: drop a worker that sends nothing for this long. Heartbeats arrive every five seconds.
+        silence_s: drop a worker that has sent nothing for this long. Heartbeats arrive every five seconds.
         absence: the error message while no worker is connected.
-        patience_s: switch to another decoder once the current one has not been needed, or has had no
-            workers, for this long. If ``None``, refuse workers with another decoder.
+        patience_s: switch to another decoder once the current decoder has not been needed, or has had no
+            workers, for this long. If ``None``, refuse workers with a different decoder.
         decodes: if false, workers only restore and save, and their decoder does not matter.
     """
 
@@ -99,7 +99,7 @@ class Workers:
 
     @property
     def slots(self) -> int:
-        """Number of slots of all workers that accept requests."""
+        """Total number of slots on the workers that accept requests."""
         return sum(worker.slots for worker in self._all if not (worker.is_draining or worker.waits))
 
     @property
@@ -117,7 +117,7 @@ class Workers:
         ]
 
     def send_goodbye(self, exit_code: int) -> None:
-        """Make all workers exit with this code, including workers that connect later."""
+        """Tell all workers, including those that connect later, to exit with this code."""
         self._exit_code = exit_code
         for worker in self._all:
             worker.send(goodbye=pb.Goodbye(exit_code=exit_code))
@@ -142,9 +142,9 @@ class Workers:
             self._use_or_hold(worker)
 
     def successor(self, *, is_needed: bool) -> str:
-        """Return the newest waiting worker's decoder if it is time to switch to it, else an empty string.
+        """Return the newest waiting worker's decoder if it is time to switch, or else an empty string.
 
-        ``is_needed`` means that a job is open and must continue with its decoder.
+        ``is_needed`` means that a job is open and must keep its decoder.
         """
         now_s, used = time.monotonic(), [worker for worker in self._all if not worker.waits]
         if self.patience_s is None or (is_needed and used) or any(worker.calls for worker in used):
@@ -157,25 +157,25 @@ class Workers:
         self._store, self._store_id = address, store_id
 
     def sees_store(self, worker: ConnectedWorker) -> bool:
-        """Return whether a worker has the same store: its address and, for a directory, its id."""
+        """Return whether a worker has the same store: the same address and, for a directory, the same id."""
         if not self._store:
             return True
         return worker.store == self._store and (is_bucket(self._store) or worker.store_id == self._store_id())
 
     @property
     def all_see_store(self) -> bool:
-        """Whether any workers are connected and all of them see the store."""
+        """Whether there are connected workers and all of them see the store."""
         return bool(self._all) and all(map(self.sees_store, self._all))
 
     async def run(
         self, request: Callable[[bool], bytes], timeout_s: float, *, of_store: bool = False
     ) -> bytes:
-        """Run a request in the next free slot. Return its result as JSON, or raise :class:`ExecutorError`.
+        """Run a request in the next free slot and return its result as JSON, or raise :class:`ExecutorError`.
 
         Args:
-            request: creates the request once a slot is free. Its argument is whether the worker sees the
-                store.
-            timeout_s: time limit for the function, and for the wait for a slot.
+            request: called once a slot is free to create the request. Its argument says whether the worker
+                sees the store.
+            timeout_s: time limit for the function, and for waiting for a slot.
             of_store: use only workers that see the store, if there are any.
         """
         while (worker := await self._next_free(timeout_s, of_store=of_store)) not in self._all:
@@ -269,7 +269,7 @@ class Workers:
         return worker
 
     def record_heartbeat(self, worker: ConnectedWorker, heartbeat: pb.Heartbeat) -> None:
-        """Record a heartbeat's CPU time and counts."""
+        """Record the CPU time and counts from a heartbeat."""
         # Workers may send anything: keep times finite, and let totals only grow.
         worker.cpu_s = heartbeat.cpu_s if 0 <= heartbeat.cpu_s < math.inf else 0.0
         for kind in FAILURES:
@@ -278,13 +278,13 @@ class Workers:
             worker.failures[kind] = count
 
     def accept_answer(self, worker: ConnectedWorker, answer: pb.WorkerAnswer) -> None:
-        """Accept a request's first answer. Ignore all others."""
+        """Accept the first answer to a request and ignore any others."""
         waiting = worker.calls.get(answer.call)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)
 
     def drop(self, worker: ConnectedWorker) -> None:
-        """Fail a worker's requests and end its stream. A second call does nothing."""
+        """Fail a worker's requests and end its stream. Calling this again does nothing."""
         if worker in self._all:
             self._all.discard(worker)
             lost = [answered for answered in worker.calls.values() if not answered.done()]
@@ -296,7 +296,7 @@ class Workers:
             self._has_any.clear()
 
     async def _next_free(self, timeout_s: float, *, of_store: bool) -> ConnectedWorker:
-        """Reserve a slot of the worker with the largest share of free slots."""
+        """Reserve a slot on the worker with the largest share of free slots."""
         of_store = of_store and any(map(self.sees_store, self._all))
         able = [worker for worker in self._all if self._can_run(worker, of_store=of_store)]
         if able:
@@ -323,7 +323,7 @@ class Workers:
         return bool(is_free) and (self.sees_store(worker) or not of_store)
 
     def _assign_slots(self, worker: ConnectedWorker) -> None:
-        """Assign a worker's free slots to the callers that have waited longest."""
+        """Assign a worker's free slots to the callers that have waited the longest."""
         # Rotate through all callers once. Those that this worker cannot serve keep their order.
         for _ in range(len(self._waiting)):
             waiting, of_store = self._waiting.popleft()

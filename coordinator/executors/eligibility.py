@@ -1,6 +1,6 @@
-"""Preflight checks: find out which executors can produce a dataset before a job waits for it.
+"""Preflight checks that find out which executors can produce a dataset before a job waits for it.
 
-Each executor whose functions run on other machines tries three samples, which are charged to no job.
+Each executor whose functions run on other machines tries three samples. No job is charged for them.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ _UNTRIED = _Trial()
 
 
 class Eligibility:
-    """The trials of all executors, and the resulting eligibility.
+    """Trials of all executors, and the resulting eligibility of each.
 
-    If ``audit`` finds records of a dataset in the cache, it is never refused. ``region_of`` returns a
-    bucket's region, or an empty string. It may block.
+    A dataset is never refused if ``audit`` finds any of its records in the cache. ``region_of`` returns a
+    bucket's region or an empty string, and may block.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Eligibility:
         return [executor for executor in self.executors if executor.decodes]
 
     def check_source(self, source: str) -> None:
-        """Raise :class:`ConfigError` for a directory on this machine if all functions run on others."""
+        """Raise :class:`ConfigError` if the source is a directory here and all functions run elsewhere."""
         if all(executor.remote and parse_source(source).is_file for executor in self._decoding):
             first = self._decoding[0]
             raise ConfigError(
@@ -107,16 +107,16 @@ class Eligibility:
             )
 
     def is_known(self, dataset: Dataset) -> bool:
-        """Return whether the trials of all available executors with a listed dataset have ended."""
+        """Return whether every available executor has finished its trial of a listed dataset."""
         # Executors that start after the first job do not change this.
         return dataset.content in self._reported or not any(
             self._is_open(dataset, number) for number in self._able(dataset)
         )
 
     def ineligible(self, dataset: Dataset) -> frozenset[int]:
-        """Return the numbers of executors to skip for a dataset, but never all of them.
+        """Return the numbers of the executors to skip for a dataset. At least one executor remains.
 
-        These cannot produce it, or are still being checked.
+        An executor is skipped if it cannot produce the dataset or is still being checked.
         """
         able = self._able(dataset)
         out = {
@@ -129,7 +129,7 @@ class Eligibility:
         return frozenset(unable if out.issuperset(self._present(dataset)) else unable | out)
 
     def opened(self, dataset: Dataset) -> frozenset[int]:
-        """Return an opened dataset's ineligible executors. :meth:`report_changes` reports later changes."""
+        """Return an opened dataset's ineligible executors. For later changes, use :meth:`report_changes`."""
         ineligible = self._reported[dataset.content] = self.ineligible(dataset)
         return ineligible
 
@@ -155,7 +155,7 @@ class Eligibility:
         return tuple(lines)
 
     async def check(self, dataset: Dataset, wait_s: float) -> None:
-        """Try a listed dataset on all available executors. Wait for at most ``wait_s`` seconds.
+        """Try a listed dataset on all available executors, waiting at most ``wait_s`` seconds.
 
         Raises:
             SourceForbiddenError: functions are not allowed to read the source.
@@ -178,7 +178,7 @@ class Eligibility:
             raise failures[0]
 
     def report_changes(self, datasets: Iterable[Dataset], post_event: Callable[[Event], None]) -> None:
-        """Try new executors, and report changed eligibility to the core. Call it before capacities change."""
+        """Try new executors and report eligibility changes to the core. Call before capacities change."""
         if len(self._decoding) == 1:  # a single executor is never ineligible
             return
         ineligible: dict[bytes, frozenset[int]] = {}
@@ -197,7 +197,7 @@ class Eligibility:
         await cancel_and_wait(*(trial.task for trial in self._trials.values() if trial.task is not None))
 
     def _able(self, dataset: Dataset) -> list[int]:
-        """Return the numbers of executors whose functions can see the source."""
+        """Return the numbers of the executors whose functions can see the source."""
         is_file = dataset.catalog.bucket.startswith("file://")
         return [number for number, executor in enumerate(self._decoding) if not (is_file and executor.remote)]
 
@@ -208,12 +208,12 @@ class Eligibility:
         return self._trials.get((dataset.content, number), _UNTRIED)
 
     def _is_open(self, dataset: Dataset, number: int) -> bool:
-        """Return whether an available executor's trial has not ended."""
+        """Return whether an executor is available and its trial is still pending."""
         trial, executor = self._trial(dataset, number), self._decoding[number]
         return executor.remote and not (executor.absence or trial.passed or trial.failure)
 
     def _attempt(self, dataset: Dataset, number: int) -> asyncio.Task[None] | None:
-        """Return the current or a new attempt, or ``None`` if none is needed yet."""
+        """Return the current attempt or start a new one. Returns ``None`` if no attempt is needed yet."""
         if not self._decoding[number].remote:
             return None
         trial = self._trials.setdefault((dataset.content, number), _Trial())
@@ -249,7 +249,7 @@ class Eligibility:
             _log.warning("%s", warning)
 
     async def _other_region(self, dataset: Dataset, here: str) -> str:
-        """Return a warning if the bucket is in another region than the functions, or an empty string."""
+        """Return a warning if the bucket and functions are in different regions, or else an empty string."""
         bucket = dataset.catalog.bucket
         if not here or not bucket.startswith("s3://"):
             return ""
@@ -269,7 +269,7 @@ class Eligibility:
         )
 
     async def _was_produced(self, dataset: Dataset) -> bool:
-        """Return whether the cache holds any of a few samples (of the first epoch if they are random)."""
+        """Return whether the cache holds any of a few samples, from the first epoch if they are random."""
         if self._audit is None:
             return False
         try:
@@ -281,7 +281,7 @@ class Eligibility:
 
 
 async def _try_once(executor: Executor, dataset: Dataset, cache: str) -> str:
-    """Try to produce a few samples. Return a warning, or an empty string.
+    """Try to produce a few samples. Returns a warning or an empty string.
 
     Raises ``ExecutorError`` if no function ran.
     """

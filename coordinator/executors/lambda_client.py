@@ -1,4 +1,4 @@
-"""A blocking client for one function on AWS Lambda, based on boto3."""
+"""A blocking boto3 client for one AWS Lambda function."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ _BY_TYPE = {code: failure for failure in _OF_FUNCTIONS for code in failure.codes
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A function's address. As text, it is ``the function super-prefetch (us-east-1)``."""
+    """A function's name and region. Formats as ``the function super-prefetch (us-east-1)``."""
 
     function: str
     region: str = ""
@@ -148,17 +148,17 @@ class Target:
 
 
 class Reply(NamedTuple):
-    """A function's response, and the duration of the call in seconds."""
+    """A function's response and the duration of the call in seconds."""
 
     payload: bytes
     ran_s: float
 
 
 class LambdaClient:
-    """A Lambda client for up to ``connections`` threads.
+    """A Lambda client that up to ``connections`` threads can share.
 
     ``read_timeout_s`` must exceed the function's timeout. Raises ``ConfigError`` if a name, region or
-    endpoint is invalid, or if neither ``target``, its ARN nor AWS's settings contain a region.
+    endpoint is invalid, or if no region is given in ``target``, its ARN or the AWS configuration.
     """
 
     def __init__(self, target: Target, *, connections: int, read_timeout_s: float) -> None:
@@ -188,7 +188,7 @@ class LambdaClient:
             raise from_botocore(error, self.target) from error
 
     def invoke(self, payload: bytes) -> Reply:
-        """Invoke the function and return its response. Raises :class:`ExecutorError` if it failed."""
+        """Invoke the function and return its response. Raises :class:`ExecutorError` on failure."""
         began_s = time.monotonic()
         try:
             answer = self._client.invoke(FunctionName=self.target.function, Payload=payload)
@@ -213,7 +213,7 @@ def _session_and_region(target: Target) -> tuple[Any, str]:
             f"lambda_function must be a name, an ARN or name:alias, not {target.function[:200]!r}"
         )
     try:
-        # A session of its own: boto3's default session is not thread-safe.
+        # Use a separate session, because boto3's default session is not thread-safe.
         session = boto3.session.Session()
         own = session.region_name
     except exceptions.BotoCoreError as error:
@@ -256,7 +256,7 @@ def from_botocore(error: Exception, target: Target, took_s: float = 0.0) -> Exec
 
 
 def from_function(payload: bytes, target: Target, ran_s: float) -> ExecutorError:
-    """Convert a response with ``X-Amz-Function-Error`` into an error. A failed call is billed, too."""
+    """Convert a response with ``X-Amz-Function-Error`` into an error. Failed calls are billed too."""
     kind, message = _type_and_message(payload)
     failure = _BY_TYPE.get(kind, _RAISED)
     if _OUT_OF_TIME.search(message):

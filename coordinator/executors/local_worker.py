@@ -1,4 +1,4 @@
-"""The ``local`` executor: the coordinator's own worker, connected through a private unix socket."""
+"""The ``local`` executor, which starts its own worker and connects it through a private Unix socket."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MAX_DIRECTORY_BYTES = 80  # a socket path may be at most 107 bytes long
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """Settings of the local executor."""
+    """Settings for the local executor."""
 
     slots: int = setting(
         1, "concurrent requests of the local executor, each in its own process (1)", low=1, high=1024
@@ -59,7 +59,7 @@ class LocalSettings:
 
 
 class LocalExecutor(WorkersExecutor):
-    """An executor that runs functions in its own worker."""
+    """An executor that starts its own worker and runs functions in it."""
 
     name = "local"
     remote = False
@@ -81,7 +81,7 @@ class LocalExecutor(WorkersExecutor):
         self._failure = ""
 
     async def start(self) -> None:
-        """Start the worker and wait for a slot. Raises ``ExecutorError`` if none is ready in time."""
+        """Start the worker and wait for its first slot. Raises ``ExecutorError`` if none is ready in time."""
         await asyncio.to_thread(self._make_scratch)
         self._directory = _private_directory(self._context.sockets)
         await self._listen()
@@ -93,7 +93,7 @@ class LocalExecutor(WorkersExecutor):
             raise ExecutorError(reason)
 
     async def _has_first_slot(self) -> bool:
-        """Wait for a slot of the worker. Return ``False`` if the worker exits or the time is up."""
+        """Wait for the worker's first slot. Returns ``False`` if the worker exits or time runs out."""
         waiting = [asyncio.create_task(until) for until in (self._workers.first(), self._ended.wait())]
         try:
             timeout_s = self._settings.start_timeout_s
@@ -105,7 +105,7 @@ class LocalExecutor(WorkersExecutor):
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop the worker and its slots, by force if they take too long."""
+        """Stop the worker and its slots, killing them if they take too long."""
         self._closing.set()
         if self._keeper is not None:
             if self._process is not None:
@@ -212,7 +212,7 @@ class Scratch:
 
     @property
     def max_bytes(self) -> int:
-        """A tenth of the free space in bytes, up to a limit."""
+        """A tenth of the free disk space, up to a limit, in bytes."""
         # A network file system may report no limit.
         return min(shutil.disk_usage(self.path).free // 10, _MOST_SHARD_BYTES)
 
@@ -225,7 +225,7 @@ class Scratch:
 
 @contextlib.contextmanager
 def _locked(directory: str | Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a directory's lock. If it is taken, ``wait`` or raise ``OSError``."""
+    """Hold a directory's lock. If another process has it, ``wait`` or raise ``OSError``."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

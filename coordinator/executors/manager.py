@@ -1,4 +1,4 @@
-"""Start executors together, report their capacity to the core, and retry those that fail."""
+"""Start all executors at once, report their capacities to the core, and retry those that fail."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _NONE = ExecutorResized(0)
 
 
 class ExecutorManager:
-    """All executors, cheapest first, followed by those that only restore and save.
+    """All executors: those that decode, cheapest first, then those that only restore and save.
 
     Raises ``ConfigError`` if a setting is invalid.
 
     Attributes:
-        executors: the latest executor from each maker. A restart replaces the entry.
+        executors: the current executor from each factory. A restart replaces the entry.
         fingerprint: the decoder fingerprint that all running executors share.
     """
 
@@ -51,18 +51,18 @@ class ExecutorManager:
 
     @property
     def decoding(self) -> Sequence[Executor]:
-        """The executors that decode. They have the same numbers as in :attr:`executors`."""
+        """The executors that decode, numbered as in :attr:`executors`."""
         return self.executors[: self._decoding]
 
     @property
     def remote(self) -> bool:
-        """Whether functions of any executor run on other machines."""
+        """Whether any executor's functions run on other machines."""
         return any(executor.remote for executor in self.executors)
 
     async def start(self) -> None:
-        """Start all executors. Wait for the first one, but only briefly for the others.
+        """Start all executors. Wait until one has started, then briefly for the others.
 
-        Raises ``SuperError`` if all of them failed.
+        Raises ``SuperError`` if all of them fail.
         """
         self._starting = [asyncio.create_task(self._start(number)) for number in range(len(self.executors))]
         # Do not wait for executors that only restore and save.
@@ -77,7 +77,7 @@ class ExecutorManager:
             raise self._none_left(*(task.exception() for task in starting))
 
     async def agree(self, agree: Callable[[str], Awaitable[object]]) -> None:
-        """Admit started executors whose decoder ``agree`` accepts, and keep retrying the others.
+        """Admit the started executors whose decoder ``agree`` accepts, and keep retrying the others.
 
         ``agree`` raises ``ConfigError`` to reject a decoder. Raises ``SuperError`` if all are rejected.
         """
@@ -102,7 +102,7 @@ class ExecutorManager:
             raise self._none_left(*failures)
 
     def report_changes(self, post_event: Callable[[Event], None]) -> None:
-        """Report changed capacities to the core."""
+        """Report capacity changes to the core."""
         for number, executor in enumerate(self.executors):
             resized = replace(_NONE if executor.absence else executor.scaling, executor=number)
             if resized != self._reported.get(number):
@@ -128,7 +128,7 @@ class ExecutorManager:
         return executor
 
     async def _start(self, number: int) -> None:
-        """Start an executor, or raise :class:`SuperError`. It accepts no requests before :meth:`_admit`."""
+        """Start an executor, or raise :class:`SuperError`. It gets no requests until :meth:`_admit`."""
         executor = self.executors[number]
         try:
             if executor in self._closed:
@@ -146,7 +146,7 @@ class ExecutorManager:
             raise ExecutorError(words) from error
 
     async def _close(self, executor: Executor, reason: str) -> None:
-        """Close an executor once, within a bounded time. The next start creates another executor."""
+        """Close an executor within a bounded time, at most once. The next start creates a new executor."""
         executor.absence = reason
         if executor in self._closed:
             return
@@ -174,7 +174,7 @@ class ExecutorManager:
     async def _keep(
         self, number: int, agree: Callable[[str], Awaitable[object]], starting: asyncio.Task[None] | None
     ) -> None:
-        """Start an executor until it is admitted. ``starting`` is the attempt in progress, if any."""
+        """Try to start an executor until it is admitted. ``starting`` is the attempt in progress, if any."""
         pause_s, name = _FIRST_PAUSE_S, self.executors[number].name
         while self.executors[number].absence:
             if starting is None:

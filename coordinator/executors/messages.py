@@ -1,4 +1,4 @@
-"""Create requests to functions, and check their results, which come over a network."""
+"""Requests to functions, and checks of the results, which arrive over a network."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _SHOWN = 120
 
 
 class RecordPlaces(NamedTuple):
-    """Locations of records in the store. ``pack_of`` is an index into ``packs`` plus one, or 0 if unknown.
+    """Record locations in the store. ``pack_of`` is an index into ``packs`` plus one, or 0 if unknown.
 
-    Packs are in the order of their first records.
+    Packs are ordered by their first record.
     """
 
     packs: tuple[str, ...]
@@ -49,10 +49,10 @@ def request_for(
     places: RecordPlaces | None = None,
     golden: str = "",
 ) -> PrefetchRequest:
-    """Create a request for samples of a dataset, given by their indices in its catalog.
+    """Create a request for samples of a dataset, given their indices in its catalog.
 
-    A restore needs ``places``, all of them known. ``golden`` is the fingerprint of the decoder of the
-    records to save.
+    A restore needs ``places`` with every location known. When saving, ``golden`` is the fingerprint of the
+    decoder that produced the records.
     """
     catalog = dataset.catalog
     return PrefetchRequest(
@@ -81,7 +81,7 @@ def request_for(
 def encoder(request: PrefetchRequest) -> Callable[..., bytes]:
     """Return a function that encodes a request with its remaining time. Keyword arguments replace fields.
 
-    Call it only once a slot is free, because waiting for one may use up seconds of the request's time.
+    Call that function only once a slot is free, because waiting may use up seconds of the request's time.
     """
     expires_at_s = time.monotonic() + request.expires_in_s
 
@@ -104,9 +104,9 @@ def read_object(text: str | bytes, who: str) -> dict[str, Any]:
 
 
 def read_result(text: str | bytes, request: PrefetchRequest, who: str) -> PrefetchResult:
-    """Read the result of a prefetch request, or raise ``ExecutorError`` for any other reply.
+    """Parse the result of a prefetch request, or raise ``ExecutorError`` for any other reply.
 
-    Messages in the result are single printable lines.
+    Each message in the result becomes a single printable line.
     """
     try:
         result = PrefetchResult.from_mapping(read_object(text, who))
@@ -127,6 +127,6 @@ def _unreadable(words: str) -> ExecutorError:
 
 
 def shown_start(text: str | bytes) -> str:
-    """Return the start of a reply, for messages."""
+    """Return the start of a reply for use in a message."""
     start = text[:_SHOWN]
     return repr(start if isinstance(start, str) else start.decode(errors="replace"))

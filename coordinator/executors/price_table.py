@@ -26,7 +26,7 @@ _Thing = TypeVar("_Thing")
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class Machine:
-    """A machine paid for by the hour."""
+    """A machine that is billed by the hour."""
 
     hour: _Usd
     # On x86, hyperthreads (two per core); on arm, cores.
@@ -47,7 +47,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, config=_CONFIG)
 class CacheNode:
-    """A cache node: its maxmemory before reservations, and its baseline network bandwidth."""
+    """A cache node, with its maxmemory before reservations and its baseline network bandwidth."""
 
     hour: _Usd
     memory_gib: _AboveZero
@@ -74,7 +74,7 @@ class PriceTable:
     storage: dict[str, _Usd]
 
     def of(self, executor: str) -> Prices:
-        """Return an executor's prices, all zero if the table does not list it."""
+        """Return the prices for an executor, or zero prices if the table does not list it."""
         return self.by_executor.get(executor, Prices())
 
     def machine(self, name: str) -> Machine:
@@ -87,7 +87,7 @@ class PriceTable:
 
 
 def load_prices(file: str | None = None) -> PriceTable:
-    """Load the shipped table, with its entries overridden by those in ``file``.
+    """Load the shipped table. Entries in ``file`` override its own.
 
     Raises ``ConfigError`` for an entry that is not a price.
     """

@@ -1,4 +1,4 @@
-"""The ``workers`` executor: ``superdl worker`` processes that call in, as in tf.data service."""
+"""The ``workers`` executor, to which ``superdl worker`` processes connect, as in tf.data service."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _NO_SAVERS = (
 
 @dataclass(frozen=True)
 class WorkersSettings:
-    """Settings of the workers executor."""
+    """Settings for the workers executor."""
 
     shared_files: bool = setting(
         default=False, what="workers see this machine's files at the same paths, for file:// sources"
@@ -73,17 +73,17 @@ class WorkersExecutor(Executor):
 
     @property
     def scaling(self) -> ExecutorResized:  # type: ignore[override]  # it changes
-        """One running and one waiting request for each slot."""
+        """Capacity for one running and one waiting request per slot."""
         return ExecutorResized(self._workers.slots)
 
     @property
     def connected(self) -> list[pb.WorkerStats]:  # type: ignore[override]  # they come and go
-        """Statistics of the connected workers."""
+        """Statistics for the connected workers."""
         return self._workers.stats
 
     @property
     def slot_failures(self) -> Mapping[str, int]:  # type: ignore[override]  # they grow
-        """Number of slot failures, by kind."""
+        """Number of slot failures of each kind."""
         return self._workers.failures
 
     @property
@@ -99,7 +99,7 @@ class WorkersExecutor(Executor):
         await self._workers.first()
 
     async def invoke(self, request: PrefetchRequest, *, timeout_s: float) -> PrefetchResult:
-        """Run one request in a free slot; see :class:`.base.Executor`."""
+        """Run a request in a free slot. See :class:`.base.Executor`."""
         of_store, encode = not request.kind.decodes, encoder(request)
 
         def encode_for(sees_store: bool) -> bytes:  # noqa: FBT001  # the only argument
@@ -115,7 +115,7 @@ class WorkersExecutor(Executor):
 
 
 class WorkServicer(pb_grpc.CoordinatorServicer):
-    """A servicer for workers only. Each call of ``Work`` is a worker's stream.
+    """A servicer for workers only. Each call to ``Work`` is one worker's stream.
 
     ``workers`` maps ``True`` to workers that decode, and ``False`` to workers that only restore and save.
     """
@@ -126,7 +126,7 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
     async def Work(  # noqa: N802  # the protocol's name
         self, incoming: AsyncIterator[pb.FromWorker], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ToWorker]:
-        """Admit a worker after its hello, and yield the messages for it."""
+        """Admit a worker after its hello, then yield the messages to send to it."""
         hello = asyncio.ensure_future(anext(incoming, pb.FromWorker()))
         silence_s = min((group.silence_s for group in self.workers.values()), default=_SILENCE_S)
         await asyncio.wait([hello], timeout=silence_s)
@@ -162,7 +162,7 @@ class WorkServicer(pb_grpc.CoordinatorServicer):
 
 
 def _group_for(message: pb.FromWorker, workers: Mapping[bool, Workers]) -> Workers:
-    """Return the group that a hello's sender belongs to, or refuse it with a ``SuperError``."""
+    """Return the group for the worker that sent a hello, or raise ``SuperError`` to refuse it."""
     if not message.HasField("hello"):
         raise ConfigError("a worker's first message must be its hello")
     hello = message.hello
@@ -220,7 +220,7 @@ async def _read_messages(
 
 
 async def _abort_stuck(worker: ConnectedWorker, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Abort a stream that has not ended because a message is still in flight."""
+    """Abort a stream that cannot end because a message is still in flight."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_STUCK_S):
             await worker.has_ended.wait()

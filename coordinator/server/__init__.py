@@ -1,4 +1,4 @@
-"""The coordinator's process: settings, access control, the gRPC service, the engine."""
+"""The coordinator process: settings, access control, the gRPC service and the engine."""
 
 from __future__ import annotations
 

@@ -74,15 +74,15 @@ _NOTED_S = 60.0  # longer than the time between two attempts
 
 
 class Engine:
-    """The core, and the tasks that carry out its actions. Create it on its event loop.
+    """The core and the tasks that carry out its actions. Create it on the event loop that it will use.
 
-    If a task fails, which is a bug, ``failed`` receives the exception. The core's state is then wrong, and
-    the coordinator should restart.
+    A task fails only because of a bug, and ``failed`` then receives the exception. The core's state is wrong
+    from then on, so the coordinator should restart.
 
     Args:
-        executors: the executors, in the order of the settings.
-        datasets: the registry, in which the core's datasets are open.
-        function_memory_mb: a function's memory, for GB-seconds if results do not report it.
+        executors: the executors, in the same order as in the settings.
+        datasets: the registry in which the core's datasets are open.
+        function_memory_mb: memory of a function, used to compute GB-seconds if a result does not report it.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Engine:
         self._dropping: asyncio.Task[None] | None = None
         self._to_send: deque[tuple[Prefetch, asyncio.Task[None] | None]] = deque()
         self.cache_load = CacheLoad()
-        # The reason why the cache does not respond, and since when. Upkeep sets it.
+        # Why the cache does not respond, and since when; empty while it does. Set by upkeep.
         self.cache_trouble = ""
         self._run = uuid.uuid4().hex[:8]
         self._timer: asyncio.TimerHandle | None = None
@@ -117,25 +117,25 @@ class Engine:
 
     @property
     def cache_address(self) -> str:
-        """Return the cache's address, for readers."""
+        """Return the cache's address for readers."""
         return self._cache.address
 
     @property
     def busy(self) -> bool:
-        """Return whether an action is in progress."""
+        """Return whether any action is in progress."""
         return bool(self._tasks or self._to_send)
 
     @staticmethod
     def now_s() -> float:
-        """Return the time on the core's clock, in seconds."""
+        """Return the time in seconds on the core's clock."""
         return time.monotonic()
 
     def post(self, event: Event) -> None:
-        """Pass an event to the core and start its actions."""
+        """Pass an event to the core and start the resulting actions."""
         self.post_all((event,))
 
     def post_all(self, events: Iterable[Event]) -> None:
-        """Pass events that came together to the core and start its actions."""
+        """Pass events that arrived together to the core and start the resulting actions."""
         if self._closed:
             return
         now = time.monotonic()
@@ -148,7 +148,7 @@ class Engine:
         self._set_timer(now)
 
     def _set_timer(self, now: float) -> None:
-        """Schedule the core's next tick. An earlier one does no harm."""
+        """Schedule the core's next tick. An early tick does no harm."""
         wake_at_s = max(self.core.wake_at_s, now + _TICK_LEAST_S)
         if self._timer is not None:
             if now < self._tick_at_s <= wake_at_s:
@@ -162,7 +162,7 @@ class Engine:
         self.post(Tick())
 
     async def close(self) -> None:
-        """Abandon pending work, except that writes to the store get a limited time."""
+        """Abandon pending work, but give writes to the store a limited time to finish."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -254,7 +254,7 @@ class Engine:
             self._report_unavailable(action, result, dataset)
 
     def _report_unavailable(self, action: Prefetch, result: PrefetchResult, dataset: Dataset) -> None:
-        """Warn about samples that cannot be read from the source now, and write a note for readers."""
+        """Warn about samples that cannot currently be read from the source, and write a note for readers."""
         offsets = [offset for offset, outcome in enumerate(result.outcomes) if outcome == Outcome.UNAVAILABLE]
         if not offsets:
             return
@@ -266,7 +266,7 @@ class Engine:
         self.note(self.datasets.ids_of(dataset.content), Tombstone(source, UNAVAILABLE, why, permanent=False))
 
     def note(self, dataset_ids: bytes, note: Tombstone) -> None:
-        """Write a note to the cache that tells datasets' readers why samples do not arrive."""
+        """Write a note to the cache that tells readers of these datasets why samples do not arrive."""
 
         async def write() -> None:
             with suppress(CacheError):  # upkeep reports it

@@ -1,4 +1,4 @@
-"""A grpc.aio server on a port or unix socket. It limits the resources that strangers can use up."""
+"""A grpc.aio server on a port or Unix socket. It limits the resources that unknown clients can use."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _CODES: tuple[tuple[type[SuperError], grpc.StatusCode], ...] = (
 
 
 class Health:
-    """The method Check of the standard health service, for any service's name."""
+    """The standard health service's ``Check`` method. It accepts any service name."""
 
     def __init__(self) -> None:
         self.serves = True
@@ -85,7 +85,7 @@ class Health:
 
 
 class _Guard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic only in the stubs
-    """Refuses calls without a token or a valid and timely message, and maps errors to status codes."""
+    """Refuses calls without a token or a valid, timely message, and maps errors to status codes."""
 
     def __init__(
         self, tokens: Tokens | None, timeout_s: float, called: Callable[[str, float], None] | None
@@ -171,8 +171,8 @@ async def listen(
 ) -> grpc.aio.Server:
     """Start a server on ``host:port`` or ``unix:/path``.
 
-    Clients need one of the ``tokens``, if given. ``called`` is called with the method of each call and its
-    duration in seconds. Raises ``ConfigError`` if the address is in use or unusable.
+    Clients need one of the ``tokens`` if they are given. ``called`` receives the method and the duration in
+    seconds of each call. Raises ``ConfigError`` if the address is in use or unusable.
     """
     server = grpc.aio.server(
         options=_options(
@@ -192,7 +192,7 @@ async def listen(
 
 
 async def listen_for_health(address: str, health: Health) -> grpc.aio.Server:
-    """Start a server of health checks alone, without TLS and tokens. Raises as :func:`listen` does."""
+    """Start a server for health checks only, without TLS or tokens. Raises the errors of :func:`listen`."""
     server = grpc.aio.server(
         options=_options(_HEALTH_REQUEST_BYTES_MAX, _HEALTH_CALLS_MAX),
         maximum_concurrent_rpcs=_HEALTH_CALLS_MAX,
@@ -215,13 +215,13 @@ def _options(request_bytes: int, connections: int, *more: tuple[str, int]) -> Se
 
 
 def raise_limit_of_open_files() -> None:
-    """Raise the limit of open files to its maximum. The usual 1024 is for programs that use select()."""
+    """Raise the open file limit to its maximum. The usual 1024 is for programs that use select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def connections_that_fit(most: int) -> int:
-    """Return the number of connections that the limit of open files allows, at most ``most``."""
+    """Return the number of connections that the open file limit allows, at most ``most``."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return most
@@ -243,7 +243,7 @@ def _add_port(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> N
 
 
 def _clear(path: Path) -> None:
-    """Remove the socket of a killed process. Raises ``FileExistsError`` if there is anything else."""
+    """Remove a socket that a killed process left. Raises ``FileExistsError`` if the path is anything else."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Log changes, one line each, and keep the history of jobs in the cache."""
+"""Log each change on one line, and keep the job history in the cache."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Watch:
         self._capped_s: float | None = None
 
     def step(self) -> None:
-        """Log what has changed since the last step, and the counts of the last minute."""
+        """Log what has changed since the last step, and the counts for the last minute."""
         self.look()
         jobs = list(self._jobs.values())
         for offset in range(min(len(jobs), _JOBS_PER_STEP)):  # in turn, because of their number
@@ -82,13 +82,13 @@ class Watch:
         self._stopped = stopped
 
     async def end(self) -> None:
-        """Save the final statistics of open jobs."""
+        """Save the final statistics of the open jobs."""
         for job in self._jobs.values():
             self._note(job)
         await self.history.keep()
 
     def look(self) -> None:
-        """Log the jobs that were opened or closed. Call this before and after calls that do so."""
+        """Log the jobs that were opened or closed. Call this before and after opening or closing a job."""
         now = self._core.state.jobs
         closed = [job for name, job in self._jobs.items() if now.get(name) is not job]
         opened = [job for name, job in now.items() if self._jobs.get(name) is not job]
@@ -106,7 +106,7 @@ class Watch:
             self._note(job)
 
     def note(self, name: str) -> None:
-        """Record the position of a job that is about to close, after which it is unknown."""
+        """Record the position of a job that is about to close. The position is unknown afterwards."""
         if job := self._jobs.get(name):
             self._note(job)
 
@@ -155,16 +155,16 @@ class Watch:
 
 
 class JobHistory:
-    """The newest 256 jobs by name and opening time, stored in the cache if there is one."""
+    """The most recent 256 jobs by name and opening time, stored in the cache if there is one."""
 
     def __init__(self, cache: Cache | None = None) -> None:
         self._cache = cache
-        # In the order of updates. A killed coordinator leaves the last statistics of its open jobs too.
+        # In order of their updates. A killed coordinator also leaves the last statistics of its open jobs.
         self.jobs: dict[tuple[str, float], pb.JobStats] = {}
         self._changed = False
 
     def note(self, stats: pb.JobStats, opened_s: float, closed_s: float = 0.0) -> None:
-        """Record the statistics of an open or closed job. Times are Unix times."""
+        """Record the statistics of an open or closed job. ``opened_s`` and ``closed_s`` are Unix times."""
         before = self.jobs.pop((stats.job, opened_s), stats)
         stats.opened_s, stats.closed_s = opened_s, closed_s
         stats.source = (stats.source or before.source)[:_SOURCE_MAX]
@@ -176,7 +176,7 @@ class JobHistory:
         self._changed = True
 
     async def load(self) -> None:
-        """Load the history of this cache's earlier coordinators."""
+        """Load the history saved by earlier coordinators of this cache."""
         if self._cache is not None:
             try:
                 jobs = read_history(await self._cache.get(HISTORY_KEY))

@@ -1,4 +1,4 @@
-"""Log lines as text or JSON, and a repeated cause once a minute with its count."""
+"""Log lines as text or JSON. A repeated cause is logged once a minute with its count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WARNINGS_MAX = 15
 _LATELY_S = 900.0
 _LATEST_MAX = 10
 _TEXT_MAX = 500
-# What logs: the coordinator's packages, and everything else in the process.
+# Parts that log: the coordinator's packages, and everything else in the process.
 PARTS = ("cache", "catalog", "core", "executors", "server", "store", "other")
 _HUNG_UP = "ExecuteBatchError raised in core by servicer method"
 _NUMBER = re.compile(r"\b[0-9a-f]*[0-9][0-9a-f]*\b|\d+")
@@ -55,7 +55,7 @@ LINE_FORMATS: dict[str, Callable[[], logging.Formatter]] = {"text": _Text, "json
 
 
 class Warned(NamedTuple):
-    """A cause of warnings or errors: its latest line, that line's Unix time, and the number of lines."""
+    """A cause of warnings or errors, with its latest line, that line's Unix time, and the number of lines."""
 
     at_s: float
     level: str
@@ -64,26 +64,26 @@ class Warned(NamedTuple):
 
 
 class RepeatedLines(logging.StreamHandler[TextIO]):
-    """A handler that writes warnings and errors once a minute for each cause, and all other lines.
+    """A handler that writes warnings and errors once a minute per cause, and every other line.
 
-    The first line of a cause is written at once. Lines within a minute are only counted. The next
-    line has their number or, if there is none, :meth:`log_counts` writes it. Beyond fifteen warnings
-    a minute, those of new causes are only counted too.
+    The first line for a cause is written immediately. More lines within a minute are only counted. Their
+    number is added to the next line or, if there is no next line, written by :meth:`log_counts`. After
+    fifteen warnings in a minute, warnings with new causes are only counted as well.
     """
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(stream)
         self._clock = clock
-        # By cause: when a line was last written, the number of lines since, and the latest of them.
+        # By cause: the time of the last written line, the number of lines since then, and the latest line.
         self._reported: dict[tuple[str, int, str], tuple[float, int, logging.LogRecord]] = {}
         self._minute_s = -_EVERY_S
-        # The number of warnings written in this minute, and of those only counted.
+        # Numbers of warnings written this minute, and of warnings that were only counted.
         self._warnings = self._beyond = 0
         self._counts: Counter[str] = Counter()
         self._latest: dict[tuple[str, int, str], Warned] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Drop gRPC's tracebacks of clients that hung up before the reply."""
+        """Drop the tracebacks that gRPC logs for clients that hung up before the reply."""
         return not record.getMessage().startswith(_HUNG_UP) and bool(super().filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -121,13 +121,13 @@ class RepeatedLines(logging.StreamHandler[TextIO]):
             del self._latest[next(iter(self._latest))]
 
     def warned_of(self) -> tuple[Counter[str], list[Warned]]:
-        """Return the number of warnings by part, and the causes of the last fifteen minutes, oldest first."""
+        """Return warning counts by part, and the causes of the last fifteen minutes, oldest first."""
         with self.lock or contextlib.nullcontext():
             since_s = time.time() - _LATELY_S
             return self._counts.copy(), [cause for cause in self._latest.values() if cause.at_s >= since_s]
 
     def log_counts(self) -> None:
-        """Write the counts of the last minute. Call this regularly."""
+        """Write the counts for the last minute. Call this regularly."""
         with self.lock or contextlib.nullcontext():
             now_s = self._clock()
             for cause, (reported_s, repeats, record) in list(self._reported.items()):
@@ -147,13 +147,13 @@ def _with_suffix(record: logging.LogRecord, suffix: str) -> logging.LogRecord:
 
 
 def log_counts() -> None:
-    """Write the counts of this process's handler."""
+    """Write the counts kept by this process's handler."""
     for handler in _handlers():
         handler.log_counts()
 
 
 def warned_of() -> tuple[Counter[str], list[Warned]]:
-    """Return :meth:`RepeatedLines.warned_of` of this process's handler."""
+    """Return :meth:`RepeatedLines.warned_of` for this process's handler."""
     return next((handler.warned_of() for handler in _handlers()), (Counter(), []))
 
 
@@ -162,6 +162,6 @@ def _handlers() -> list[RepeatedLines]:
 
 
 def warn_of_samples(source: str, cause: str, first: str, count: int, problem: str) -> None:
-    """Warn about samples of a source, naming the first."""
+    """Warn about some samples of a source, naming the first of them."""
     others = f" (and {counted(count - 1, 'more sample')})" if count > 1 else ""
     _log.warning("%s%s %s", first, others, problem, extra={"cause": cause, "dataset": source})

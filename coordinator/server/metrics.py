@@ -1,4 +1,4 @@
-"""The coordinator's metrics: definitions, values for a scrape, and log lines for CloudWatch."""
+"""The coordinator's metrics: definitions, values for scrapes, and log lines for CloudWatch."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _row_of(account: Job | ClosedJobs) -> NDArray[np.float64]:
 
 
 class Metrics:
-    """A collector for ``prometheus_client``. Raises ``ConfigError`` if that is not installed."""
+    """A collector for ``prometheus_client``. Raises ``ConfigError`` if the package is missing."""
 
     def __init__(self, engine: Engine, executors: Sequence[Executor]) -> None:
         try:
@@ -171,7 +171,7 @@ class Metrics:
         )
 
     def called(self, method: str, took_s: float) -> None:
-        """Record the duration of a call of one of the service's methods."""
+        """Record the duration of a call to one of the service's methods."""
         self._calls.labels(method.rpartition("/")[2]).observe(took_s)
 
     def look(self) -> Callable[[], bytes]:
@@ -183,7 +183,7 @@ class Metrics:
         return lambda: generate_latest(snapshot)  # type: ignore[no-untyped-call]
 
     def collect(self) -> Iterator[Family]:
-        """Yield all metric families, for the registry."""
+        """Yield all metric families for the registry."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         teams = (_fields(stats, ("team",), (stats.name or "-",)) for stats in team_stats(self._engine.core))
@@ -222,7 +222,7 @@ class Metrics:
                 yield "super_job_usd", (job.name,), core.state.ledger.job_costs(job.name).usd
         while len(self._rows) > JOBS_NAMED:  # the first has been closed the longest
             del self._rows[next(iter(self._rows))]
-        # What a named job has counted never moves to OTHER, where it would look like a burst of work. Sums in
+        # A named job's counts never move to OTHER, where they would look like a burst of work. Sums in
         # a different order differ in the last digit, and a counter must never fall.
         self._others = np.maximum(self._others, total - self._in_rows)
         for job_name, row in (*self._rows.items(), (OTHER, self._others)):
@@ -279,7 +279,7 @@ class Metrics:
 
 
 def _fields(stats: object, labels: tuple[str, ...], values: tuple[str, ...]) -> Iterator[_Row]:
-    """Yield the metrics that are fields of the statistics. A non-empty string counts as 1."""
+    """Yield the metrics that are fields of ``stats``. A non-empty string counts as 1."""
     for metric in METRICS:
         if metric.fields and metric.labels == labels:
             value = getattr(stats, metric.fields[0])
@@ -292,7 +292,7 @@ def _states(name: str, lapsed: list[bool]) -> Iterator[_Row]:
 
 
 class EmfLines:
-    """Writes metrics for alarms in CloudWatch's embedded metric format. ``owner`` is their dimension."""
+    """Writes metrics for alarms in the CloudWatch embedded metric format. ``owner`` is their dimension."""
 
     def __init__(self, engine: Engine, owner: str, stream: TextIO | None = None) -> None:
         self._engine, self._owner, self._stream = engine, owner, stream or sys.stdout
@@ -301,7 +301,7 @@ class EmfLines:
         self._written_s = engine.core.now_s
 
     async def write(self) -> None:
-        """Write a line about the time since the last one."""
+        """Write a line that covers the time since the previous line."""
         core, load, now_s = self._engine.core, self._engine.cache_load, time.monotonic()
         passed_s, self._written_s = now_s - self._written_s, now_s
         waited_us = {job.name: sum(job.stalls.wait_us.values()) for job in core.jobs}

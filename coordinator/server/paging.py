@@ -1,4 +1,4 @@
-"""Plans of new jobs, and pages of plans and catalogs."""
+"""Plans for new jobs, and pages of plans and catalogs."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ _ORDERS_BYTES_MAX = 512 * 2**20
 
 
 class Orders:
-    """The orders drawn by users' samplers, as received so far. Drops the oldest. Thread-safe."""
+    """Orders received so far from users' own samplers. Drops the oldest beyond a limit. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, int], bytearray] = OrderedDict()
 
     def add(self, part: pb.OrderPart) -> int:
-        """Keep a part of an order. Return the number of indices received without a gap.
+        """Store a part of an order, and return the number of indices received without a gap.
 
-        A part at index 0 starts the order over. A part that would leave a gap is dropped. Raises
+        A part at index 0 restarts the order. A part that would leave a gap is dropped. Raises
         ``ConfigError`` if the part is malformed or the order is too long.
         """
         indices, key = unpack_numbers(part.indices), (part.job, part.epoch)
@@ -68,7 +68,7 @@ class Orders:
             return len(order) // _INDEX_BYTES
 
     def plan_of(self, request: pb.OpenJobRequest, size: int) -> Plan:
-        """Return a job's plan for a dataset of ``size`` samples. Many draws take a second.
+        """Return a job's plan for a dataset of ``size`` samples. Many draws can take a second.
 
         Raises ``ConfigError`` or ``PlanError`` if the plan is invalid, and ``UnknownJobError`` if the order
         was dropped.
@@ -110,7 +110,7 @@ def check_job_id(name: str) -> None:
 
 
 def check_position(plan: Plan, epoch: int, position: int) -> None:
-    """Raise ``PlanError`` if a position is outside the plan, ``UnknownJobError`` if the order is unknown."""
+    """Raise ``PlanError`` for a position outside the plan, or ``UnknownJobError`` for an unknown order."""
     if epoch > _EPOCH_MAX:
         raise PlanError(f"epoch must be from 0 to {_EPOCH_MAX}, not {epoch}")
     if not plan.covers(epoch):
@@ -131,7 +131,7 @@ class PlannedBatches:
         self._occurrences: OrderedDict[bytes, dict[BatchPlace, None]] = OrderedDict()
 
     def add(self, batch: bytes, occurrence: BatchPlace) -> None:
-        """Add a batch's latest occurrence."""
+        """Add the latest occurrence of a batch."""
         known = self._occurrences.setdefault(batch, {})
         known.pop(occurrence, None)
         known[occurrence] = None
@@ -142,19 +142,19 @@ class PlannedBatches:
             self._occurrences.popitem(last=False)
 
     def find(self, batch: bytes) -> list[BatchPlace]:
-        """Return a batch's occurrences, oldest first, or none if it was not planned recently."""
+        """Return a batch's occurrences, oldest first. The list is empty if it was not planned recently."""
         return list(self._occurrences.get(batch, ()))
 
 
 def locations_fit(plan: Plan, dataset: Dataset) -> bool:
-    """Return whether a batch's locations fit into a page even if each record is in another pack."""
+    """Return whether a batch's locations fit in a page even if every record is in a different pack."""
     sample_bytes = ID_BYTES + dataset.catalog.label_bytes + 1 + _PLACE_BYTES + _PACK_NAME_BYTES
     sample_bytes += _REPETITION_BYTES if plan.draws else 0
     return bool(plan.batch_size * sample_bytes + _BATCH_BYTES <= _PAGE_BYTES)
 
 
 def _location_fields(located: RecordPlaces, first: int, end: int) -> dict[str, bytes]:
-    """Return the fields of a batch with its samples' locations, or none if no location is known."""
+    """Return the fields that hold the locations of a batch's samples, or none if no location is known."""
     if not located.pack_of[first:end].any():
         return {}
     return {
@@ -175,10 +175,10 @@ def page_of(
     with_keys: bool,
     places: Places | None = None,
 ) -> pb.Page:
-    """Return up to ``count`` batches of a rank from ``start`` on, at least one unless the epoch ends.
+    """Return one to ``count`` batches for a rank, beginning at ``start``, or none at the end of an epoch.
 
-    A page stays below MAX_REPLY_BYTES. Keys are included if they fit. With ``places``, for readers with
-    access to the store, batches have their records' locations.
+    A page stays below MAX_REPLY_BYTES. Keys are left out if they do not fit. ``places`` adds the locations
+    of the records for readers that can access the store.
     """
     catalog = dataset.catalog
     sample_bytes = ID_BYTES + catalog.label_bytes + (_PLACE_BYTES if places else 0)
@@ -231,9 +231,9 @@ def page_of(
 
 
 def samples_from(catalog: Catalog, start: int, *, with_keys: bool) -> pb.Samples:
-    """Return as many labels from ``start`` on as fit, at least one unless at the end. Add keys if requested.
+    """Return labels beginning at ``start``, as many as fit in a reply, with keys if requested.
 
-    Raises ``PlanError`` if ``start`` is beyond the end.
+    The result is empty only at the end of the catalog. Raises ``PlanError`` if ``start`` is beyond it.
     """
     if start > len(catalog):
         raise PlanError(f"the dataset has {len(catalog)} samples, so index {start} does not exist")

@@ -1,4 +1,4 @@
-"""A coordinator's ports: one for samplers and workers, and others for health checks and metrics."""
+"""The coordinator's ports: one for samplers and workers, and others for health checks and metrics."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _MAX_EXIT_CODE = 255
 
 
 class Servicer(WorkServicer):
-    """Serves all calls: those of workers, and those of samplers once ``service`` is set.
+    """Serves calls from workers and, once ``service`` is set, calls from samplers.
 
-    ``run_ended`` is called with the exit code of the coordinator's run. It is ``None`` if there is no run.
+    ``run_ended`` receives the exit code of the coordinator's run. It is ``None`` if there is no run.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Servicer(WorkServicer):
     async def EndRun(  # noqa: N802  # the protocol's name
         self, request: pb.EndRunRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.EndRunReply:
-        """Stop the coordinator and its workers if they serve a single run."""
+        """Stop the coordinator and its workers. Fails unless they serve a single run."""
         if self._run_ended is None or request.exit_code > _MAX_EXIT_CODE:
             reason = "the coordinator was started without --ends-with-run, or the exit code is invalid"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
@@ -67,7 +67,7 @@ class Servicer(WorkServicer):
 
 
 class Ports:
-    """The coordinator's ports, which close with the stack. ``run_ended`` is as in :class:`Servicer`."""
+    """The coordinator's ports, which close with ``stack``. For ``run_ended``, see :class:`Servicer`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Ports:
         files = settings.tls_cert, settings.tls_key, settings.tls_client_ca
         self._tls = ServerTls(*files) if settings.tls_cert else None
         self._settings, self._tokens, self._stack = settings, tokens, stack
-        # With another executor the decoder cannot change, because all must decode alike.
+        # With other executors, the decoder cannot change, because all of them must decode alike.
         patience_s = _PATIENCE_S if settings.executors == (WorkersExecutor.name,) else None
         may_decode = WorkersExecutor.name in settings.executors
         # The workers that decode and those that only save and restore, or None if they may not connect.
@@ -94,7 +94,7 @@ class Ports:
         self._metrics: Metrics | None = None
 
     async def open_to_workers(self, store: str, store_id: Callable[[], str]) -> None:
-        """Admit workers if they may decode. ``store_id`` returns the id of the store's directory."""
+        """Admit workers if they may decode. ``store_id`` returns the id of the store directory."""
         for workers in self._all_workers.values():
             workers.follow_store(store, store_id)
         # Their decoder determines which cached records are usable.

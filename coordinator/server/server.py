@@ -1,4 +1,4 @@
-"""Start a coordinator, serve until it has to stop, and shut down in order."""
+"""Start a coordinator, serve until it has to stop, and shut down cleanly."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _Steps: TypeAlias = "dict[str, tuple[Callable[[], Awaitable[None]], float]]"
 
 
 class Holders(Protocol):
-    """The processes for which a coordinator runs.
+    """The processes that a coordinator runs for.
 
     Attributes:
         worker: a process for the local executor that is already loading its modules, if any.
@@ -74,21 +74,21 @@ class Holders(Protocol):
     worker: WorkerProcess | None
 
     def begin(self, stop: Callable[[], None]) -> None:
-        """Watch the processes on the running event loop. Calls ``stop`` when the last is gone."""
+        """Watch the processes on the running event loop. Calls ``stop`` when the last one is gone."""
 
     def serving(self) -> None:
         """Record that the coordinator is serving."""
 
 
 async def serve(settings: Settings, holders: Holders | None = None, decoder: str = "") -> int:
-    """Serve until SIGTERM, SIGINT, or the end of the run or of the holders. Then drain.
+    """Serve until SIGTERM or SIGINT, or until the run or all holders have ended. Then drain.
 
-    Workers must have this ``decoder`` or, if it is empty, that of the cache's records. Returns 0 or the
-    run's exit code.
+    Workers must have this ``decoder`` or, if it is empty, the decoder of the cache's records. Returns 0 or
+    the run's exit code.
 
     Raises:
-        SuperError: the coordinator cannot start, or lost its cache to another coordinator.
-        DecoderReplacedError: the coordinator has to restart with another decoder.
+        SuperError: the coordinator could not start, or lost its cache to another coordinator.
+        DecoderReplacedError: the coordinator has to restart with a different decoder.
     """
     faulthandler.cancel_dump_traceback_later()  # from an earlier call
     raise_limit_of_open_files()
@@ -143,7 +143,7 @@ async def _start(
     decoder: str,
     holders: Holders | None,
 ) -> tuple[Engine, _Steps]:
-    """Start all parts on the stack, the ports last. Return the engine and the steps to repeat."""
+    """Start all parts on ``stack``, with the ports last. Return the engine and the steps to repeat."""
     warn_if_insecure(settings)
     _facts(settings)  # raises for mistakes in prices
     tokens = Tokens(settings.token, settings.token_file) if settings.token or settings.token_file else None
@@ -252,7 +252,7 @@ async def _follow(
     tokens: Tokens | None,
     workers: Workers | None,
 ) -> None:
-    """Report changes in executors, teams and the store to the core."""
+    """Report changes to executors, teams and the store to the core."""
     known = engine.core.state.datasets
     opened = [dataset for content, dataset in engine.datasets.opened.items() if content in known]
     # Report eligibility first, because the core must know it before the executors accept requests.
@@ -270,7 +270,7 @@ async def _follow(
 
 
 def _facts(settings: Settings, workers: Workers | None = None) -> tuple[ExecutorFacts, ...]:
-    """Return the executors' properties. ``workers`` have access to the store if all of them do."""
+    """Return the executors' properties. ``workers`` count as seeing the store only if all of them do."""
     prices_of, store = shipped_prices_of, settings.store_choice.address
     if settings.prices:
         from superdl.coordinator.executors.price_table import load_prices
@@ -329,7 +329,7 @@ def _core_settings(
 
 
 async def _last_call(step: Callable[[], Awaitable[object]], otherwise: str) -> None:
-    """Make a last call to the cache, which may have stopped responding."""
+    """Make one last call to the cache, with a short timeout in case it no longer responds."""
     try:
         async with asyncio.timeout(_CACHE_END_S):
             await step()

@@ -1,4 +1,4 @@
-"""The gRPC service: check requests and call the engine. Calls are idempotent, or raise SuperError."""
+"""The gRPC service, which checks requests and calls the engine. Calls are idempotent or raise SuperError."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         self._watch = watch or Watch(engine)
 
     async def RegisterDataset(self, request: pb.RegisterDatasetRequest, context: _Context) -> pb.Dataset:
-        """Start listing a source unless it is listed already."""
+        """Start listing a source, unless it has already been listed."""
         if request.protocol_version != PROTOCOL_VERSION:
             raise ProtocolMismatchError(
                 f"this coordinator uses protocol version {PROTOCOL_VERSION}, but the sampler uses version "
@@ -116,17 +116,17 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return await self._describe(dataset, listed=0, wait_s=0.5)  # enough for most sources
 
     async def GetDataset(self, request: pb.GetDatasetRequest, context: _Context) -> pb.Dataset:
-        """Return a listing's progress, after a limited wait for some."""
+        """Return a listing's progress, waiting a limited time for an update."""
         wait_s = min(request.wait_s, _MAX_WAIT_S) if request.wait_s > 0 else 0.0  # NaN is not above 0
         return await self._describe(self._dataset(request.dataset_id), listed=request.listed, wait_s=wait_s)
 
     async def GetSamples(self, request: pb.GetSamplesRequest, context: _Context) -> pb.Samples:
-        """Return some of a listed dataset's labels, with keys if requested."""
+        """Return some of the labels of a listed dataset, with keys if requested."""
         catalog = self._dataset(request.dataset_id).catalog
         return samples_from(catalog, request.start, with_keys=request.with_keys)
 
     async def OpenJob(self, request: pb.OpenJobRequest, context: _Context) -> pb.Job:
-        """Open a job, or add a rank to it, unless both exist."""
+        """Open a job or add a rank to it, unless both already exist."""
         check_job_id(request.job)
         dataset, team = self._dataset(request.dataset_id), team_of(self._tokens, context)
         plan = await asyncio.to_thread(self._orders.plan_of, request, len(dataset.catalog))
@@ -151,7 +151,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         job = self._core.job(request.job)
         facts = (plan, dataset.content, request.fills)
         if job is not None and plan.only_epoch is not None and job.plan.only_epoch is not None:
-            facts = (job.plan, *facts[1:])  # another order
+            facts = (job.plan, *facts[1:])  # with a different order
         if job is not None and (job.plan, job.dataset, job.fill is not None) != facts:
             raise ConfigError(
                 f"the job {request.job!r} is already open with another plan, dataset or use: choose another "
@@ -193,7 +193,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         )
 
     async def SendOrder(self, request: pb.OrderPart, context: _Context) -> pb.OrderReceived:
-        """Keep a part of an order until a job is opened with it."""
+        """Store a part of an order until a job is opened with it."""
         check_job_id(request.job)
         return pb.OrderReceived(indices=await asyncio.to_thread(self._orders.add, request))
 
@@ -226,7 +226,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return page
 
     async def FillUp(self, request: pb.FillUpRequest, context: _Context) -> pb.Filling:
-        """Let a job fill the cache or the store, and return its progress."""
+        """Have a job fill the cache or the store, and return its progress."""
         job, keeper = self._job(request.job), self._engine.keeper
         if job.fill is None:
             raise ConfigError(f"the job {request.job!r} is for reading: open another one with fills")
@@ -238,7 +238,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return filling(self._core, job, self._datasets[job.dataset])
 
     async def GetBatchStatus(self, request: pb.GetBatchStatusRequest, context: _Context) -> pb.BatchStatuses:
-        """Return the status of batches and, while the reply is below 1 MiB, of their samples."""
+        """Return the status of batches, including their samples while the reply is below 1 MiB."""
         if len(request.batch_ids) > _MAX_BATCH_IDS:
             raise ConfigError(f"one call may request at most {_MAX_BATCH_IDS} batches")
         if any(len(batch) != ID_BYTES for batch in request.batch_ids):
@@ -253,7 +253,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return reply
 
     async def CloseJob(self, request: pb.CloseJobRequest, context: _Context) -> pb.CloseJobReply:
-        """Close a rank. The job closes with its last rank."""
+        """Close a rank. The job closes when its last rank does."""
         check_job_id(request.job)
         known = self._core.job(request.job) is not None
         # The core needs the last reports before the job closes.
@@ -267,7 +267,7 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         return pb.CloseJobReply(closed=known)
 
     async def GetJobStats(self, request: pb.GetJobStatsRequest, context: _Context) -> pb.JobStatsList:
-        """Return statistics of jobs and of the cache."""
+        """Return statistics for jobs and the cache."""
         core = self._core
         if len(request.jobs) > _MAX_JOB_STATS:
             raise ConfigError(f"one call may name at most {_MAX_JOB_STATS} jobs; name none to get all")

@@ -43,7 +43,7 @@ _STORE_SLOTS = 2  # copying bytes for the store takes little CPU
 
 @dataclass(frozen=True)
 class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
-    """A coordinator's settings, checked on creation. Fields without help text have no argument."""
+    """A coordinator's settings, checked on creation. Fields without help text are not on the command line."""
 
     executor: str = setting(
         "local", f"how functions run: {', '.join(EXECUTORS)}, or several such as local,lambda (local)"
@@ -143,7 +143,7 @@ class Settings(LambdaSettings, WorkersSettings, LocalSettings, TrustSettings):
 
     @property
     def executors(self) -> tuple[str, ...]:
-        """Return the executors, at least one, in order of preference."""
+        """Return a non-empty tuple of executors, in order of preference."""
         return executor_names(self.executor)
 
 
@@ -155,7 +155,7 @@ def _is_importable(function: str) -> bool:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and an option for each setting with help text, for :func:`load_settings`."""
+    """Add ``--config`` and an option for each setting that has help text, for :func:`load_settings`."""
     parser.add_argument("--config", help="TOML file with settings of the same names")
     for field in fields(Settings):
         if field.metadata["help"]:
@@ -174,8 +174,8 @@ def load_settings(
     """Load settings from all sources.
 
     Args:
-        arguments: values by setting. ``None`` means not given. Other names are ignored.
-        environment: variables such as ``SUPER_LISTEN``. An empty one counts as not given.
+        arguments: values by setting name. ``None`` means not given. Other names are ignored.
+        environment: variables such as ``SUPER_LISTEN``. Empty variables count as not given.
         file: path of a TOML file with the same settings.
 
     Raises:
@@ -209,7 +209,7 @@ def _read_file(file: str, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(entry: Field[Any], origin: str, value: Any) -> Any:
-    """Convert text to the setting's type, or check another value's type."""
+    """Convert text to the setting's type, or check the type of any other value."""
     if isinstance(value, str) and entry.name.endswith("_bytes"):
         return parse_bytes(value, origin)
     try:
@@ -232,7 +232,7 @@ def _ill_typed(entry: Field[Any], origin: str, value: Any) -> ConfigError:
 
 
 def allowed_to_listings(settings: Settings) -> Allowed:
-    """Return what clients may have listed."""
+    """Return the limits on the sources that clients may list."""
     roots, hosts = parse_roots(settings.file_roots), parse_http_hosts(settings.http_hosts, "http_hosts")
     # Other machines may read files and web servers through this one only if settings allow it.
     is_local = not leaves_this_machine(settings.listen)
@@ -247,7 +247,7 @@ def allowed_to_listings(settings: Settings) -> Allowed:
 
 
 def executor_context(settings: Settings) -> ExecutorContext:
-    """Return the executors' context. Functions on this machine may read what the coordinator may."""
+    """Return the executors' context. Local functions may read whatever the coordinator may read."""
     environment = {"SUPER_INSECURE": "1"} if settings.insecure else {}
     roots = allowed_to_listings(settings).link_roots
     environment |= {"SUPER_FILE_ROOTS": os.pathsep.join(roots)} if roots else {}

@@ -1,4 +1,4 @@
-"""Statistics of jobs, the cache and batches, as protocol messages."""
+"""Statistics for jobs, the cache and batches, as protocol messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stats(
     with_stalls: bool,
     history: Sequence[pb.JobStats],
 ) -> pb.JobStatsList:
-    """Return the answer to ``GetJobStats``."""
+    """Return the reply to ``GetJobStats``."""
     core, sources = engine.core, engine.datasets
     return pb.JobStatsList(
         jobs=[
@@ -85,7 +85,7 @@ def job_stats(core: Core, job: Job, source: str, *, with_stalls: bool = False) -
 
 
 def coordinating(settings: Settings) -> pb.Coordinating:
-    """Describe this coordinator and some of its settings, none of them secret."""
+    """Describe this coordinator, including some of its non-secret settings."""
     message = pb.Coordinating(
         version=installed_version(),
         clock_s=time.time(),
@@ -101,7 +101,7 @@ def coordinating(settings: Settings) -> pb.Coordinating:
 
 
 def cache_stats(engine: Engine) -> pb.CacheStats:
-    """Return statistics of the cache, the store and all jobs together."""
+    """Return statistics for the cache, the store and all jobs together."""
     core, keeper = engine.core, engine.keeper
     return pb.CacheStats(
         budget_bytes=core.state.budget_bytes,
@@ -177,7 +177,7 @@ def _trouble(core: Core, member: ExecutorState) -> str:
 
 
 def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
-    """Return the prices of executors that decode, cheapest first."""
+    """Return the prices of the executors that decode, cheapest first."""
     units = [field.name for field in pb.ExecutorPrices.DESCRIPTOR.fields if field.name != "name"]
     return [
         pb.ExecutorPrices(name=facts.name, **{unit: getattr(facts.prices, unit) for unit in units})
@@ -187,7 +187,7 @@ def executor_prices(core: Core) -> list[pb.ExecutorPrices]:
 
 
 def filling(core: Core, job: Job, dataset: Dataset) -> pb.Filling:
-    """Return a filling job's progress, with its first few failures."""
+    """Return the progress of a filling job, with its first few failures."""
     progress = core.filled(job)
     reply = pb.Filling(
         there=progress.present, failed=progress.failed, size_bytes=progress.size_bytes, ended=progress.ended
@@ -209,7 +209,7 @@ def batch_status(
     *,
     with_events: bool,
 ) -> pb.BatchStatus:
-    """Return a batch's status, with its history if requested and its samples if ``room_bytes`` allow."""
+    """Return a batch's status, with its history if requested, and with its samples if they fit."""
     status, core = pb.BatchStatus(batch_id=batch[:ID_BYTES]), engine.core
     current = [occurrence for occurrence in occurrences if core.job(occurrence.job)]
     job = core.job(current[-1].job) if current else None

@@ -1,4 +1,4 @@
-"""Tokens, which determine who may call a coordinator and the team of a job. A token allows every call."""
+"""Tokens, which decide who may call a coordinator and which team a job is in. Any token allows all calls."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _WRONG = f"the coordinator does not accept this token: {_REMEDY}"
 
 
 class Tokens:
-    """The accepted tokens and their teams. The token file is read again when it changes.
+    """The accepted tokens and their teams. The token file is reloaded when it changes.
 
-    ``token`` contains tokens separated by commas, ``token_file`` one per line. Emptying the file revokes
-    its tokens. Raises ``ConfigError`` if the file cannot be read, or a token or the limits of its team
+    ``token`` contains tokens separated by commas, and ``token_file`` has one per line. Emptying the file
+    revokes its tokens. Raises ``ConfigError`` if the file cannot be read, or if a token or its team's limits
     are invalid.
     """
 
@@ -52,18 +52,18 @@ class Tokens:
         self._teams_by_digest = {_digest(token): rights.get("team", NO_TEAM) for token, rights in teams_last}
 
     def teams_now(self) -> tuple[Team, ...]:
-        """Return the teams of all tokens, after reading a changed file."""
+        """Return the teams of all tokens, reloading the file if it has changed."""
         if self._file and (stamp := file_stamp(self._file)) != self._stamp:
             self._stamp = stamp
             self._read_file()
         return self._teams
 
     def accept(self, presented: str) -> bool:
-        """Return whether a token is accepted, in constant time."""
+        """Check in constant time whether a token is accepted."""
         return self._team(presented) is not None
 
     def refusal(self, metadata: Iterable[tuple[str, Any]]) -> str:
-        """Return the reason to refuse a call with this metadata. Empty if its token is accepted."""
+        """Return the reason to refuse a call with this metadata, or an empty string if it is accepted."""
         presented = [str(value) for key, value in metadata if key == TOKEN_METADATA_KEY]
         if len(presented) != 1 or not presented[0].startswith(_SCHEME):
             return _MISSING
@@ -94,18 +94,18 @@ class Tokens:
 
 
 def team_of(tokens: Tokens | None, context: grpc.aio.ServicerContext[Any, Any]) -> str:
-    """Return the team of a call's token."""
+    """Return the team that a call's token belongs to."""
     presented = dict(context.invocation_metadata() or ()).get(TOKEN_METADATA_KEY, "")
     return NO_TEAM if tokens is None else tokens.team(str(presented).removeprefix(_SCHEME))
 
 
 def has_tokens(tokens: Tokens | None, team: str) -> bool:
-    """Return whether any of the current tokens is of ``team``."""
+    """Return whether any current token belongs to ``team``."""
     return tokens is not None and any(limits.name == team for limits in tokens.teams_now())
 
 
 def _teams_of(tokens: Sequence[Token], origin: str) -> tuple[Team, ...]:
-    """Return the teams with their limits, on which all tokens of a team must agree."""
+    """Return the teams and their limits. All tokens of a team must have the same limits."""
     rights_by_team: dict[str, dict[str, str]] = {}
     teams: dict[str, str] = {}
     for number, (token, rights) in enumerate(tokens, 1):
@@ -135,5 +135,5 @@ def _team(origin: str, team: str, share: str = "1", priority: str = "0", max_usd
 
 
 def _digest(token: str) -> bytes:
-    # Comparing digests, which have one length, does not reveal that of a token.
+    # Digests all have the same length, so comparing them does not reveal the length of a token.
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()

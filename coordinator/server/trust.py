@@ -1,4 +1,4 @@
-"""The settings of a coordinator's addresses, TLS and tokens, their checks, and its certificate."""
+"""A coordinator's certificate, and its settings for addresses, TLS and tokens with their checks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RISKS = {
 }
 
 
-# Credentials of the cache are no settings: see superdl.super_wire.cache.Credentials.
+# The cache's credentials are not settings. See superdl.super_wire.cache.Credentials.
 @dataclass(frozen=True)
 class TrustSettings:
     """Addresses, certificates and tokens. The ``tls_`` settings may also be PEM text."""
@@ -86,7 +86,7 @@ class TrustSettings:
             )
 
     def missing(self, name: str) -> str:
-        """Return what an address that others can reach lacks (TLS, a token), or an empty string."""
+        """Return the protection (TLS, token) that a public address lacks, or an empty string."""
         if not leaves_this_machine(getattr(self, name)):
             return ""
         has_tls, has_token = bool(self.tls_cert), bool(self.token or self.token_file)
@@ -108,7 +108,7 @@ class TrustSettings:
 
 
 def warn_if_insecure(settings: TrustSettings) -> None:
-    """Warn of each of this coordinator's ports that ``insecure`` leaves unprotected."""
+    """Warn about every port of this coordinator that ``insecure`` leaves unprotected."""
     for name, risk in _RISKS.items():
         if missing := settings.missing(name):
             facts = name, getattr(settings, name), missing, risk
@@ -116,7 +116,7 @@ def warn_if_insecure(settings: TrustSettings) -> None:
 
 
 def check_listen_address(listen: str, name: str = "listen") -> None:
-    """Raise :class:`ConfigError`, naming the setting, if no server can listen at an address."""
+    """Raise a :class:`ConfigError` that names the setting if no server can listen on the address."""
     path = socket_path(listen)
     if path is None:
         if not host_and_port(listen)[1]:
@@ -131,13 +131,13 @@ def check_listen_address(listen: str, name: str = "listen") -> None:
 
 
 def leaves_this_machine(listen: str) -> bool:
-    """Return whether other machines can reach a server that listens at an address."""
+    """Return whether other machines can reach a server that listens on the address."""
     host, _ = host_and_port(listen)
     return bool(host) and not is_loopback(host)
 
 
 def file_stamp(path: str) -> tuple[int, ...]:
-    """Return a value that changes when a file changes, appears or disappears."""
+    """Return a value that changes whenever the file changes, appears or disappears."""
     try:
         status = Path(path).stat()
     except OSError as error:
@@ -146,11 +146,11 @@ def file_stamp(path: str) -> tuple[int, ...]:
 
 
 class ServerTls:
-    """A server's certificate, and the authorities of its clients' certificates.
+    """A server's certificate, and the authorities that sign its clients' certificates.
 
-    ``cert`` (the chain), ``key`` and ``client_ca`` are paths of PEM files, or PEM text. With ``client_ca``,
-    clients must present a certificate of these authorities. Raises ``ConfigError`` if one of them cannot
-    be read or is not PEM, or if the key does not match the certificate.
+    ``cert`` (the chain), ``key`` and ``client_ca`` are paths to PEM files, or PEM text. With ``client_ca``,
+    clients must present a certificate signed by these authorities. Raises ``ConfigError`` if one of the
+    three cannot be read or is not PEM, or if the key does not match the certificate.
     """
 
     def __init__(self, cert: str, key: str, client_ca: str = "") -> None:
@@ -160,7 +160,7 @@ class ServerTls:
         self._for_grpc, self._context = self._load()
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for a gRPC server, which uses the certificate on disk for each handshake."""
+        """Return credentials for a gRPC server. Each handshake uses the certificate that is on disk."""
         used = self._for_grpc
 
         def renewed() -> grpc.ServerCertificateConfiguration | None:  # called before each handshake
@@ -176,7 +176,7 @@ class ServerTls:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return a context for an asyncio server, which uses the certificate on disk for each handshake."""
+        """Return a context for an asyncio server. Each handshake uses the certificate that is on disk."""
 
         def present(socket: ssl.SSLObject, *_: object) -> None:
             self._refresh()
@@ -187,7 +187,7 @@ class ServerTls:
         return first
 
     def _refresh(self) -> None:
-        """Load the certificate again if it has changed on disk. Any thread may call this."""
+        """Reload the certificate if it has changed on disk. Any thread may call this."""
         with self._lock:
             stamps = self._file_stamps()
             if stamps == self._stamps:
@@ -229,7 +229,7 @@ def _pem(name: str, given: str) -> bytes:
 
 
 def _checked_context(cert: bytes, key: bytes, client_ca: bytes | None) -> ssl.SSLContext:
-    """Check certificate and key, and warn before the certificate expires, since gRPC does neither."""
+    """Check the certificate and key, and warn before the certificate expires. gRPC does neither."""
     # Python's ssl only reads files, and a key must not be written to disk.
     with os.fdopen(os.memfd_create("super-tls", os.MFD_CLOEXEC), "wb") as file:
         file.write(key + b"\n" + cert)
@@ -258,7 +258,7 @@ def _no_password() -> str:
 
 
 def _warn_of_expiry(path: str) -> None:
-    """Warn if the first certificate in a file has expired or will within 30 days."""
+    """Warn if the first certificate in a file has expired or will expire within 30 days."""
     # Python's ssl has no public function for certificates other than a peer's.
     read: Any = getattr(ssl, "_ssl", None)
     if not hasattr(read, "_test_decode_cert"):

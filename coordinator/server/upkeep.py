@@ -1,4 +1,4 @@
-"""Upkeep of the cache while a coordinator serves: lock, identity, memory and streams."""
+"""Upkeep of the cache while a coordinator is serving: its lock, identity, memory and streams."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _RENEWED_S = 0.5  # a later expiry by more than this is a renewal
 async def take_over(cache: Cache) -> CacheInfo:
     """Connect to the cache and take its lock, within a limited time.
 
-    Raises ``LockHeldError`` if another coordinator has it, ``CacheUnreachableError`` if the cache does not
-    respond, and ``CacheError`` if it refuses.
+    Raises ``LockHeldError`` if another coordinator holds it, ``CacheUnreachableError`` if the cache does not
+    respond, and ``CacheError`` if it refuses access.
     """
     clock = asyncio.get_running_loop().time
     reach_until_s, wait_until_s = clock() + _REACH_TIMEOUT_S, clock() + LOCK_TTL_S + _REACH_TIMEOUT_S
@@ -74,7 +74,7 @@ async def take_over(cache: Cache) -> CacheInfo:
 async def warm_and_take_over(
     manager: ExecutorManager, cache: Cache, workers: Workers | None = None, decoder: str = ""
 ) -> CacheInfo:
-    """Start functions and take the cache at the same time, because both take a while."""
+    """Start functions and take over the cache concurrently where possible, because both take a while."""
     chooses = workers is not None and workers.patience_s is not None
     # Functions that cost money start only once the cache is taken, which another coordinator may own.
     info = await take_over(cache) if manager.remote or chooses else None
@@ -96,7 +96,7 @@ async def warm_and_take_over(
 
 
 async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
-    """Return whether the cache was empty. Raises ``ConfigError`` if another decoder wrote its records."""
+    """Return whether the cache was new. Raises ``ConfigError`` if a different decoder wrote its records."""
     agreed, is_new = await cache.agree_on_fingerprint(digest)
     # Ask twice: it never changes, but a reply may be garbled.
     if agreed != digest and (await cache.agree_on_fingerprint(digest))[0] != agreed:
@@ -112,7 +112,7 @@ async def agree_on_fingerprint(cache: Cache, digest: str) -> bool:
 
 
 class DecoderReplacedError(Exception):
-    """The coordinator must restart with another ``decoder``."""
+    """The coordinator must restart with a different ``decoder``."""
 
     def __init__(self, decoder: str) -> None:
         super().__init__(f"switching to workers with the decoder {decoder}")
@@ -120,7 +120,7 @@ class DecoderReplacedError(Exception):
 
 
 async def _replace_decoder(cache: Cache, digest: str) -> bool:
-    """Drop the records of another decoder. Return whether there may have been any."""
+    """Drop records written by any other decoder. Return whether there may have been any."""
     earlier = await cache.fingerprint()
     if earlier in ("", digest):
         return False
@@ -138,10 +138,10 @@ async def _replace_decoder(cache: Cache, digest: str) -> bool:
 
 
 class Upkeep:
-    """Holds the cache's lock, monitors its identity and memory, and tells the core of changes.
+    """Holds the cache's lock, monitors its identity and memory, and reports changes to the core.
 
-    ``info`` is the server's state at the start, ``fingerprint`` that of the decoder, and ``cache_bytes`` the
-    most memory to use, or 0 for all of it.
+    ``info`` is the initial state of the server, ``fingerprint`` identifies the decoder, and ``cache_bytes``
+    is the maximum amount of memory to use, where 0 means all of it.
     """
 
     def __init__(
@@ -174,8 +174,8 @@ class Upkeep:
     async def once(self) -> None:
         """Check the cache once. If it does not respond, the next check tries again.
 
-        Raises ``LockHeldError`` if another coordinator took the cache, and ``ConfigError`` if that one has
-        another decoder.
+        Raises ``LockHeldError`` if another coordinator has taken over the cache, and ``ConfigError`` if that
+        coordinator has a different decoder.
         """
         try:
             was_taken = await self._cache.hold_lock()
@@ -214,7 +214,7 @@ class Upkeep:
         await self.keep_spent()
 
     async def keep_spent(self) -> None:
-        """Save the amount spent if it has changed, because caps hold across restarts."""
+        """Save the amount spent if it has changed, because caps apply across restarts."""
         usd = self._core.spent_usd
         if usd == self._kept_usd:
             return
@@ -280,7 +280,7 @@ class Upkeep:
             await self._sweep.step(self._clock(), math.ceil(needed_bytes / each_bytes))
 
     def _needed_bytes(self) -> float:
-        """Return the bytes that open jobs need beyond the free memory."""
+        """Return the number of bytes that open jobs need beyond the free memory."""
         core = self._core
         requests = sum(member.requests for member in core.state.fleet.executors)
         producing = bool(core.state.requests) or requests > self._asked

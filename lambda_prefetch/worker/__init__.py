@@ -1,4 +1,4 @@
-"""The worker, which calls in at a coordinator and runs functions in slots (child processes)."""
+"""The worker, which connects to a coordinator and runs functions in slots (child processes)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Run functions for a coordinator, like superdl worker, but without importing the other commands.
 
 ``python -P -m superdl.lambda_prefetch.worker --standby PLACE`` imports its modules, then reads its arguments
-from a line of standard input. PLACE is only shown by tools that list processes.
+from a line on standard input. PLACE only identifies the process in process listings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a worker with these arguments, and return the exit code."""
+    """Run a worker with these arguments and return its exit code."""
     set_process_name("superdl-worker")
     parser = argparse.ArgumentParser(prog="python -m superdl.lambda_prefetch.worker", description=__doc__)
     add_arguments(parser)

@@ -1,4 +1,4 @@
-"""``superdl worker``: run functions for a coordinator, on this machine or in actors of a Ray cluster."""
+"""``superdl worker``: run functions for a coordinator, on this machine or in actors on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, template: Template | None = None) -> int:
     """Run a worker, or workers on a Ray cluster, until SIGTERM. Return the exit code.
 
-    If ``template`` is ``None``, the worker starts one to fork its slots from.
+    If ``template`` is ``None``, the worker starts a template to fork its slots from.
     """
     level = logging.getLevelNamesMapping().get(os.environ.get("SUPER_LOG_LEVEL", ""), logging.INFO)
     logging.basicConfig(level=level, stream=sys.stderr, format="%(levelname)s %(message)s")
@@ -136,8 +136,8 @@ async def _serve(settings: WorkerSettings, template: Template | None) -> int:
 def standby() -> tuple[list[str], Template]:
     """Import a worker's modules, then read a line of JSON with its ``arguments`` and ``environment``.
 
-    Sets the environment. Returns the arguments, which are empty if the input ended because the coordinator
-    did, and a template for the slots.
+    Sets the environment. Returns the arguments and a template for the slots. The arguments are empty if the
+    input ended because the coordinator ended.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the coordinator has not raised its own yet
@@ -182,7 +182,7 @@ class RayWorker:
 
 
 def _run_on_ray(address: str, count: int, cpus: float, settings: WorkerSettings) -> int:
-    """Run workers with ``cpus`` CPUs each until they end or this process gets SIGTERM or SIGINT."""
+    """Run workers with ``cpus`` CPUs each until they end or this process receives SIGTERM or SIGINT."""
     ray = _connect_to_ray(address)
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):

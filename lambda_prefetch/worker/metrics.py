@@ -1,4 +1,4 @@
-"""A worker's HTTP ports: metrics for Prometheus, and health for probes."""
+"""A worker's HTTP ports, one for Prometheus metrics and one for health probes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CERTIFICATE = ("SUPER_TLS_CERT", "SUPER_TLS_KEY")
 
 
 def check_listening(settings: WorkerSettings) -> None:
-    """Raise :class:`ConfigError` for an invalid address, or for unprotected metrics beyond this machine."""
+    """Raise :class:`ConfigError` for an invalid address, or for unprotected metrics beyond loopback."""
     for option, address in ((_METRICS, settings.metrics_listen), (_HEALTH, settings.health_listen)):
         if address and not host_and_port(address)[1]:
             raise ConfigError(f"{option} must be host:port, not {address!r}")
@@ -109,7 +109,7 @@ def _has_certificate() -> bool:
 
 
 def _tls() -> ssl.SSLContext:
-    """Return a context whose handshakes use the certificate that is currently on disk."""
+    """Return a context in which each handshake uses the certificate currently on disk."""
     cert, key = (os.environ[name] for name in _CERTIFICATE)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:

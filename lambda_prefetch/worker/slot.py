@@ -1,12 +1,12 @@
-"""A worker's slots: processes that run one request at a time, without asyncio and gRPC.
+"""A worker's slots, processes that run one request at a time without asyncio or gRPC.
 
 ``python -m superdl.lambda_prefetch.worker.slot [MODULE ...]`` imports the modules. Standard input is a Unix
-socket. For each descriptor received there, the process forks a slot, and writes its process id in a line.
+socket. For each descriptor received there, the process forks a slot and writes the slot's process id.
 
 The descriptor is the slot's socket. A slot reads a line of JSON with its ``function`` (module:attribute),
-niceness ``nice`` and ``environment``, then one request per line, ``NUMBER TIMEOUT_S JSON``. It writes one
-reply per line, ``NUMBER KIND JSON``. The kind is ``result`` or ``raised``, followed by ``!`` if the process
-must be ended.
+niceness ``nice`` and ``environment``, then one request per line as ``NUMBER TIMEOUT_S JSON``. It writes one
+reply per line as ``NUMBER KIND JSON``. The kind is ``result`` or ``raised``, with ``!`` appended if the
+process must be ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STDERR = 2
 
 
 class InvocationContext:
-    """An invocation's context, with the names that AWS Lambda uses."""
+    """The context of an invocation, with the attribute names that AWS Lambda uses."""
 
     function_name = "super-prefetch-worker"
 
@@ -55,7 +55,7 @@ class InvocationContext:
         self.ends = True
 
     def get_remaining_time_in_millis(self) -> int:
-        """Return the milliseconds until the worker ends this process."""
+        """Return the number of milliseconds until the worker ends this process."""
         return max(0, int((self._deadline_s - time.monotonic()) * 1000))
 
 
@@ -109,7 +109,7 @@ def _serve(connection: socket.socket) -> int:
 
 
 def _take_standard_streams() -> socket.socket:
-    """Take the socket from standard input, and redirect standard output to standard error."""
+    """Take over the socket on standard input, and redirect standard output to standard error."""
     worker = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -135,7 +135,7 @@ def _load(name: str) -> Callable[[dict[str, Any], Any], dict[str, Any]]:
 
 
 def _invoke(name: str, event: bytes, request_id: str, timeout_s: float) -> tuple[bytes, bytes]:
-    """Return the kind of reply, and the function's result or error as JSON."""
+    """Call the function. Return the kind of reply, and the result or error as JSON."""
     context = InvocationContext(request_id, timeout_s)
     # This watchdog is a native thread, so it also ends a process that hangs in native code.
     faulthandler.dump_traceback_later(timeout_s + _OVERTIME_S, exit=True, file=_STDERR)

@@ -1,4 +1,4 @@
-"""A worker's settings, and its slots: child processes that run functions and are replaced when they end."""
+"""A worker's settings and its slots, child processes that run functions and are replaced when they end."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RequestFailedError(SuperError):
 class Slots:
     """A pool of ``count`` slots that run ``function`` at niceness ``nice``. Use from one event loop.
 
-    If ``template`` is ``None``, :meth:`start` starts one.
+    If ``template`` is ``None``, :meth:`start` starts a template.
     """
 
     def __init__(self, function: str, count: int, *, nice: int = 0, template: Template | None = None) -> None:
@@ -77,12 +77,12 @@ class Slots:
 
     @property
     def cpu_s(self) -> float:
-        """CPU time of this process and all slots so far, in seconds."""
+        """CPU time used so far by this process and all slots, in seconds."""
         own, template = os.times(), self._template  # includes children that have ended
         return sum(own[:4]) + sum(slot.cpu_s for slot in self._living) + (template.cpu_s if template else 0.0)
 
     async def start(self) -> None:
-        """Start all slots, and wait until one is warm. Raises ``SuperError`` after ``count`` failures."""
+        """Start all slots and wait until one is warm. Raises ``SuperError`` after ``count`` failures."""
         try:
             template = self._template = self._template or Template(self.function)
         except OSError as error:
@@ -94,7 +94,7 @@ class Slots:
             raise SuperError(f"cannot start the function {self.function}: {self._last_failure}")
 
     async def run(self, request: bytes, timeout_s: float) -> bytes:
-        """Run a request, a line of JSON. Return its result as JSON, or raise :class:`RequestFailedError`."""
+        """Run a request given as a line of JSON. Returns JSON, or raises :class:`RequestFailedError`."""
         outcome = "cancelled"
         self.busy += 1
         try:
@@ -114,7 +114,7 @@ class Slots:
         return result
 
     async def close(self) -> None:
-        """End all slots, even during requests."""
+        """End all slots, even those that are running a request."""
         for task in self._tasks:
             task.cancel()
         if self._template is not None:
@@ -135,7 +135,7 @@ class Slots:
             raise RequestFailedError("busy", f"no slot was free for {_FREE_WAIT_S:g} s{last}") from None
 
     async def _maintain(self, template: Template) -> None:
-        """Keep a slot running. Pauses after failures grow."""
+        """Keep a slot running. The pauses grow after repeated failures."""
         pause_s = _FIRST_PAUSE_S
         while True:
             slot = None
@@ -160,7 +160,7 @@ class Slots:
             self.restarts += 1
 
     def _admit(self, warmed: object) -> None:
-        """Use the first slot's decoder as the worker's, and refuse slots with another decoder."""
+        """Use the first slot's decoder as the worker's, and refuse slots with a different decoder."""
         fingerprint = warmed.get("golden") if isinstance(warmed, dict) else None
         if not isinstance(fingerprint, str) or not fingerprint:
             raise SuperError(
@@ -220,7 +220,7 @@ class _Slot:
         return cpu_s_of(self._pid)
 
     async def call(self, event: bytes, timeout_s: float) -> bytes:
-        """Return the function's result. Kill the process if there is none or the call is cancelled."""
+        """Return the function's result. Kill the process if it does not reply or the call is cancelled."""
         began_s, is_answered = time.monotonic(), False
         try:
             async with asyncio.timeout(timeout_s), self._turn:
@@ -245,7 +245,7 @@ class _Slot:
         return reply
 
     async def _exchange(self, event: bytes, timeout_s: float) -> tuple[bytes, bytes]:
-        """Send a request and return the reply's kind and JSON. Raise ``ValueError`` if it is malformed."""
+        """Send a request and return the reply's kind and JSON. Raises ``ValueError`` if it is malformed."""
         self._calls += 1
         self._to_child.write(b"%d %f %b\n" % (self._calls, timeout_s, event))
         with contextlib.suppress(ConnectionError):  # the process has ended; its last output is still unread
@@ -265,7 +265,7 @@ class _Slot:
         await self._ended.wait()
 
     async def close(self) -> None:
-        """Kill the process, and close the connection once a call has read the last output."""
+        """Kill the process, then close the connection once a pending call has read the last output."""
         self.kill()
         await self.ended()
         with contextlib.suppress(TimeoutError):  # a fork of the process may hold the connection

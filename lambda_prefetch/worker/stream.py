@@ -74,9 +74,9 @@ async def serve(
 ) -> int:
     """Serve requests until ``stop`` is set or the coordinator sends a goodbye.
 
-    Return the goodbye's exit code, or 0. ``start_error`` is the reason no slot started, to report to the
-    coordinator. ``connected`` is set while the stream is up. Raises CoordinatorError if the coordinator
-    refuses this worker, or is unreachable for ``linger_s`` seconds.
+    Returns the exit code in the goodbye, or 0. ``start_error`` is the reason that no slot started, which is
+    reported to the coordinator. ``connected`` is set while the stream is up. Raises CoordinatorError if the
+    coordinator refuses this worker or has been unreachable for ``linger_s`` seconds.
     """
     loop = asyncio.get_running_loop()
     last_message_s, pause_s, is_logged, is_first = loop.time(), _FIRST_PAUSE_S, False, True
@@ -107,7 +107,7 @@ async def serve(
 
 @dataclass(slots=True)
 class _Call:
-    """One stream, from its hello to its end."""
+    """A stream to the coordinator, from its hello message until it closes."""
 
     settings: WorkerSettings
     slots: Slots
@@ -121,7 +121,7 @@ class _Call:
     last_message_s: float | None = None  # loop time
 
     async def run(self, *, is_first: bool) -> None:
-        """Serve until this worker is stopped and its running requests have finished."""
+        """Serve until this worker is stopped and its current requests have finished."""
         credentials = self.settings.credentials
         try:
             token, channel = credentials.current_token(), _channel(self.settings)
@@ -206,7 +206,7 @@ class _Call:
         stream.cancel()
 
     async def _drain(self) -> None:
-        """Wait for ``stop``, then finish running requests and end the stream."""
+        """Wait for ``stop``, then finish the running requests and end the stream."""
         await self.stop.wait()
         self.outgoing.put_nowait(pb.FromWorker(draining=pb.Draining()))
         if self.running:
@@ -228,7 +228,7 @@ class _Call:
 
 
 async def _store_id(address: str) -> str:
-    """Return the id of a store in a directory, or an empty string for a bucket or an inaccessible store."""
+    """Return the id of a store directory, or an empty string for a bucket or an inaccessible store."""
     if not address or is_bucket(address):
         return ""
     threads, reason = CallingThreads(1, "super-store"), f"no reply within {_STORE_S:g} s"
@@ -256,7 +256,7 @@ def _channel(settings: WorkerSettings) -> grpc.aio.Channel:
 
 
 def _refusal(error: grpc.aio.AioRpcError) -> SuperError | None:
-    """Return the coordinator's error, or ``None`` if another attempt may succeed."""
+    """Return the coordinator's error, or ``None`` if a retry may succeed."""
     if error.code() not in _FATAL:
         return None
     message = f"the coordinator refused this worker: {error.details()}"

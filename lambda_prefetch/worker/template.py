@@ -1,7 +1,7 @@
 """The process that a worker's slots are forked from.
 
-It has imported the function, and has no threads, connections or event loop. All slots share the imports and
-their memory, and a slot is replaced within milliseconds.
+The process has imported the function, and has no threads, connections or event loop. All slots share the
+imports and their memory, and a slot can be replaced within milliseconds.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 class Template:
     """The process that slots are forked from, which has imported ``function``.
 
-    Slots become children of the worker, which adopts orphans during a fork. If ``forks``, the first template
-    is a fork of this process, which must not have started a thread.
+    Slots become children of the worker, which adopts orphans during a fork. If ``forks`` is true, the first
+    template is a fork of this process, which must not have started any threads.
     """
 
     def __init__(self, function: str = FUNCTION, *, forks: bool = False) -> None:
@@ -90,7 +90,7 @@ class Template:
         return int(line)
 
     async def close(self) -> None:
-        """End the process, and fail pending forks. Slots keep running."""
+        """End the process and fail any pending forks. Slots keep running."""
         self._is_closed = True
         self._process.kill()
         self._process.wait()
@@ -99,12 +99,12 @@ class Template:
 
 
 def _adopt_orphans(*, yes: bool) -> None:
-    """Make this process the parent of descendants whose own parent ends, or stop doing so."""
+    """Make this process the parent of descendants whose own parent has ended, or stop doing so."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes))
 
 
 def cpu_s_of(pid: int) -> float:
-    """Return a process's CPU time in seconds without its children, or 0 if it has ended."""
+    """Return a process's own CPU time in seconds, excluding its children, or 0 if it has ended."""
     with contextlib.suppress(OSError):
         # utime and stime. The process name before them may contain spaces and parentheses.
         words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
