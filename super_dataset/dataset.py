@@ -1,4 +1,4 @@
-"""``SuperDataset``: a torch dataset that is indexed by planned batches."""
+"""``SuperDataset``: a torch dataset indexed by planned batches."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ _RETURNS_ITEM = "{} cannot be combined with a transform of whole batches, which 
 class SuperDataset(ListedSource, Dataset[Any]):
     """Decoded samples of a source, read in batches from the cache or the store.
 
-    An item is ``(images, labels)``. Images are uint8 of shape (batch, channels, height, width),
+    Each item is a batch, ``(images, labels)``. Images are uint8 of shape (batch, channels, height, width),
     channels_last. Other samples are stacked as they are, or form a list of tensors if they differ in
-    dtype or shape. Labels are a tensor of shape (batch,), int64 for class folders, otherwise of the key
-    list's dtype. Array labels have the shape (batch, ...), or form a list of tensors if lengths vary. Labels
-    with named fields are a dict of these. If samples have fields (``Recipe.fields``), or a custom step
-    returns named arrays, a dict of tensors, or of lists of tensors, replaces the images. With
-    ``return_info``, the third value is a :class:`BatchInfo`.
+    dtype or shape. Labels are a tensor of shape (batch,), with dtype int64 for class folders and the key
+    list's dtype otherwise. Array labels have the shape (batch, ...), or form a list of tensors if their
+    lengths vary. Labels with named fields form a dict of such values. If samples have fields
+    (``Recipe.fields``), or a custom step returns named arrays, the images are replaced by a dict of tensors
+    or lists of tensors. With ``return_info``, the third value is a :class:`BatchInfo`.
 
     Length, ``classes``, ``class_to_idx``, ``samples`` and ``targets`` are known once a sampler exists.
     Accessing them earlier starts the services that a sampler would start, and waits for the listing.
 
-    A dataset is pickled without connections. Each thread of each process opens its own when needed, with
-    credentials from ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD`` in the reading process.
+    A dataset is pickled without its connections. Each thread of each process opens its own when needed, with
+    the credentials in that process's ``SUPER_CACHE_USERNAME`` and ``SUPER_CACHE_PASSWORD``.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), return_info=True)
     >>> sampler = SuperSampler(dataset, batch_size=4, shuffle=False)
@@ -82,53 +82,53 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     Args:
         source: ``s3://bucket/prefix``, ``file:///directory`` or a path.
-        recipe: steps that functions apply to every sample. By default, they decode images and keep the size.
+        recipe: steps that functions apply to every sample. The default decodes images and keeps their size.
         key_list: URL or path of a CSV, JSONL or Parquet file with key and label columns. By default, labels
             come from class folders.
         classes: class names in the order of their labels, such as ``classes=train.classes`` for a validation
-            set. Folders and labels with other names are an error, and classes without samples cause a
-            warning. The default is the sorted names found in the source, where a missing class shifts the
-            labels of those after it.
-        alias: a name that replaces the source's location in sample ids, so that a store recognises a source
-            that was moved or copied.
-        versions: how ids distinguish versions of a file, by ``"times"`` (size and modification time, the
-            default) or by ``"digests"`` of the bytes, for which the coordinator reads every file when it
-            lists the source.
-        transform: runs after the cache, where batches are read. With one required argument, as in
-            torchvision, timm and albumentations, it is called on every sample, a PIL image (RGB; for
-            albumentations an array, uint8 of shape (height, width, 3)). :class:`PerSample` makes this
-            explicit and has more options. Results are batched as by torch's ``default_collate``. A sample of
-            several arrays is passed as a dict, and the result may be one. With three arguments, of which the
-            last may have defaults, it is called as ``transform(images, labels, info)`` on every batch, and
-            its result is the item. It must be picklable if workers are spawned.
-        columns: turns each batch into a dict with these names, such as ``{"pixel_values": "images", "labels":
-            "labels"}`` or ``["image", "mask"]``. Parts are ``"images"`` or array names, ``"labels"``, and
-            ``"labels.NAME"`` if labels have names. With ``return_info``, an item is (dict, info).
-        collate_fn: as in a DataLoader, called with the list of a batch's samples, each as ``dataset[i]``
-            without info. Its result is the item. With ``return_info``, an item is (result, info).
+            set. Folders and labels with other names are an error, and classes without samples trigger a
+            warning. The default is the sorted names found in the source, so a missing class shifts the
+            labels of the classes after it.
+        alias: a name that replaces the source's location in sample ids, so that a store recognises the
+            source after it has been moved or copied.
+        versions: how sample ids distinguish versions of a file: by ``"times"`` (size and modification time,
+            the default) or by ``"digests"`` of the contents. For digests, the coordinator reads every file
+            when it lists the source.
+        transform: applied after the cache, where batches are read. With one required argument, as in
+            torchvision, timm and albumentations, it is called on every sample, as an RGB PIL image (or, for
+            albumentations, a uint8 array of shape (height, width, 3)). :class:`PerSample` makes this
+            explicit and has more options. Results are batched as in torch's ``default_collate``. A sample of
+            several arrays is passed as a dict, and the result may also be a dict. With three arguments, the
+            last of which may have defaults, it is called as ``transform(images, labels, info)`` on every
+            batch, and its result is the item. It must be picklable if workers are spawned.
+        columns: keys of a dict to return for each batch, such as ``{"pixel_values": "images", "labels":
+            "labels"}`` or ``["image", "mask"]``. The parts are ``"images"`` or array names, ``"labels"``, and
+            ``"labels.NAME"`` if labels have named fields. With ``return_info``, each item is (dict, info).
+        collate_fn: as in a DataLoader, called with a list of the batch's samples, each like ``dataset[i]``
+            without info. Its result is the item. With ``return_info``, each item is (result, info).
         on_bad_sample: policy for samples that cannot be produced: ``"raise"``, ``"skip"`` (a shorter batch)
-            or ``"replace"`` (by the batch's next good sample). The latter two warn once about each bad
-            sample; see :attr:`bad_samples`. A batch of only bad samples is filled with up to eight samples
-            of the process's last good batch, flagged as padding, so that all ranks take equally many steps.
-            With ``"skip"`` and one rank, a ``SuperLoader`` skips it.
+            or ``"replace"`` (with the batch's next good sample). The latter two warn once about each bad
+            sample; see :attr:`bad_samples`. A batch without good samples is filled with up to eight samples
+            of the process's last good batch, flagged as padding, so that all ranks take the same number of
+            steps. With ``"skip"`` and one rank, a ``SuperLoader`` skips such a batch.
         padding: policy for repeated samples that fill the last batches of several ranks: ``"keep"``, or
-            ``"skip"`` for validation, where each sample should count once. Batches are then shorter, but one
-            of only padding keeps one sample, flagged in its ``BatchInfo``.
+            ``"skip"`` for validation, where each sample should count once. With ``"skip"``, batches are
+            shorter, but a batch of only padding keeps one sample, flagged in its ``BatchInfo``.
         return_info: whether items contain a :class:`BatchInfo`.
         read_timeout: time limit for reading one batch, in seconds.
-        verify: which payloads to hash. ``"all"`` hashes every payload. ``"auto"`` does so on plain TCP. On a
-            Unix socket or TLS, it hashes those that the process reads for the first time, and one in 64 of
-            the others.
+        verify: which payloads to hash. ``"all"`` hashes every payload. ``"auto"`` does the same over
+            plain TCP. Over a Unix socket or TLS, it only hashes those that the process reads for the first
+            time, and one in 64 of the others.
         in_flight_bytes: limit on replies that a reading thread has requested but not received. At least one
-            record is always in flight. Lower it if many readers share a cache with little room for output
-            buffers.
-        coordinator: the default for samplers, also used before one exists.
+            record is always in flight. Lower the limit if many readers share a cache with little room for
+            output buffers.
+        coordinator: default coordinator for samplers, also used before a sampler exists.
 
     Raises:
         ConfigError: an argument is invalid.
 
-    Length, classes, samples and targets raise the errors of ``SuperSampler``. They raise ``UsageError`` in
-    another process's copy that has neither these values nor a coordinator's address.
+    Length, classes, samples and targets raise the errors of ``SuperSampler``. A copy in another process that
+    has neither these values nor a coordinator's address raises ``UsageError`` instead.
     """
 
     def __init__(  # noqa: PLR0913 # each controls a different aspect of reading
@@ -203,9 +203,9 @@ class SuperDataset(ListedSource, Dataset[Any]):
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """Return the bad samples skipped or replaced so far, with key, reason, handling and count.
+        """Return the samples that were skipped or replaced so far, with key, reason, handling and count.
 
-        Covers this process and its DataLoader workers, so one rank.
+        The list covers this process and its DataLoader workers, that is, one rank.
         """
         return () if self._bad_samples is None else self._bad_samples.listed()
 
@@ -233,23 +233,23 @@ class SuperDataset(ListedSource, Dataset[Any]):
         self._reader.ping(cache, timeout_s=_PING_TIMEOUT_S)
 
     def __getitem__(self, ref: BatchRef | SupportsIndex) -> Any:
-        """Read a batch: ``(images, labels)``, with the info if configured, or the result of ``transform`` or
-        ``collate_fn``.
+        """Return a batch: ``(images, labels)``, and the info if configured, or the result of ``transform``
+        or ``collate_fn``.
 
-        For an integer, which may be negative, read one sample: ``(image, label)`` after the transform, as in
-        the first epoch of a sampler with seed 0. That opens a separate job and takes a few milliseconds, so
-        use it for inspection, not for training.
+        For an integer, which may be negative, return one sample: ``(image, label)`` after the transform, as
+        in the first epoch of a sampler with seed 0. Each such call opens a separate job and takes a few
+        milliseconds, so use it for inspection, not for training.
 
         Raises:
             UsageError: ``ref`` is neither an integer nor a ``BatchRef`` of this dataset; a DataLoader uses
-                another sampler; or this is a copy in another process without a coordinator's address.
+                a different sampler; or this is a copy in another process without a coordinator's address.
             IndexError: the index is out of range.
             BadSampleError: a sample cannot be produced, and ``on_bad_sample`` is ``"raise"`` or the sample
-                was requested by index; or the batch has no good sample, and neither had any batch that this
-                process read before.
-            ReadTimeoutError: samples were missing for ``read_timeout`` seconds.
-            CacheUnreachableError: the cache was unreachable for that time.
-            CacheError: the cache refused a request.
+                was requested by index; or neither this batch nor any batch that this process read before
+                has a good sample.
+            ReadTimeoutError: samples were still missing after ``read_timeout`` seconds.
+            CacheUnreachableError: the cache was unreachable for that long.
+            CacheError: the cache rejected a request.
         """
         if isinstance(ref, BatchRef):
             return self.collated(ref, self._collate_fn)
@@ -263,7 +263,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return self._informed(sample, info)
 
     def collated(self, ref: BatchRef, collate_fn: Callable[[list[Any]], Any] | None) -> Any:
-        """Return the batch that ``collate_fn`` makes. Raises as ``__getitem__`` does."""
+        """Return a batch built with ``collate_fn``. Raises the same errors as ``__getitem__``."""
         images, labels, info = self._read(ref, self._on_bad_sample)
         if collate_fn is not None:
             batch = collate_fn(self._each(images, labels, info))
@@ -275,7 +275,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return self._informed(self._item(images, labels), info)
 
     def _each(self, images: Any, labels: Any, info: Any) -> list[Any]:
-        """Return a batch's samples, transformed and with their labels."""
+        """Return the transformed samples of a batch, with their labels."""
         transform = self._transform
         if transform is not None and not isinstance(transform, PerSample):
             raise UsageError(_RETURNS_ITEM.format("collate_fn"))
@@ -291,7 +291,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return (item, info) if isinstance(item, dict) else (*item, info)
 
     def _read(self, ref: BatchRef, on_bad_sample: OnBadSample) -> tuple[Any, Any, Any]:
-        """Return images and labels before the transform, and the info if it is needed."""
+        """Return the untransformed images and labels, and the info if it is needed."""
         if self._binding is None or self._binding.dataset_id != ref.dataset_id:
             own_id = "not bound yet" if self._binding is None else f"dataset {self._binding.dataset_id.hex()}"
             raise UsageError(
@@ -313,10 +313,10 @@ class SuperDataset(ListedSource, Dataset[Any]):
         return images, labels, info
 
     def _fill_batch(self, read: Batch, info: BatchInfo) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
-        """Fill a batch without good samples from the last batch that had some.
+        """Fill a batch that has no good samples with samples of the last good batch.
 
         Raises:
-            BatchLeftOut: the policy is to skip the batch, and the caller supports that.
+            BatchLeftOut: the policy is to skip such a batch, and the caller supports it.
             BadSampleError: this process has not read a good sample yet.
         """
         ref = read.ref
@@ -338,7 +338,7 @@ class SuperDataset(ListedSource, Dataset[Any]):
             self._bad_samples.add(read.ref, read.bad, handled)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Raise ``UsageError``. A DataLoader only calls this if ``batch_size=None`` is missing."""
+        """Raise ``UsageError``. A DataLoader calls this only if ``batch_size=None`` is missing."""
         raise UsageError(how_to_use([refs] if isinstance(refs, BatchRef) else refs))
 
 

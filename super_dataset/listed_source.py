@@ -1,4 +1,4 @@
-"""What a dataset knows about its source: size, classes, paths, labels, and single samples by index."""
+"""Access to a dataset's source: its size, classes, paths, labels, and single samples by index."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ListedSource:
-    """Base class of datasets, which queries the coordinator once about the source."""
+    """Base class of datasets. It queries the coordinator about the source once."""
 
     # The coordinator to query, also the samplers' default. None means the default of SuperSampler.
     coordinator: str | None = None
@@ -42,12 +42,12 @@ class ListedSource:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Return the class names by label, or an empty tuple for a key list with numeric labels."""
+        """Return the class names in label order, or an empty tuple for a key list with numeric labels."""
         return self._bound("classes").classes
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """Return the label of each class name."""
+        """Return a dict from class names to labels."""
         return {name: label for label, name in enumerate(self.classes)}
 
     @property
@@ -62,9 +62,9 @@ class ListedSource:
 
     @property
     def targets(self) -> Labels:
-        """Return the labels in the order of :attr:`samples`, read-only, of shape (samples, ...).
+        """Return the read-only labels, of shape (samples, ...), in the order of :attr:`samples`.
 
-        If lengths vary, they are a sequence with fields such as ``targets["boxes"]``.
+        Labels of varying length are a sequence with fields such as ``targets["boxes"]``.
         """
         if self._samples is not None:
             return self._samples.labels
@@ -84,7 +84,7 @@ class ListedSource:
         return True
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Store the coordinator's listing. Raises ``ConfigError`` if labels cannot become tensors."""
+        """Store the coordinator's listing. Raises ``ConfigError`` if torch lacks a label's dtype."""
         check_label_dtype(binding.label_dtype)
         # In another listing, samples have other indices.
         if self._binding is not None and self._binding.fingerprint != binding.fingerprint:
@@ -105,7 +105,7 @@ class ListedSource:
         return known
 
     def _queryable(self, fact: str) -> Bindable:
-        """Return the dataset, if this process may query a coordinator about ``fact``."""
+        """Return this dataset. Raises ``UsageError`` if a query for ``fact`` would start a coordinator."""
         has_address = self.coordinator is not None or bool(os.environ.get("SUPER_COORDINATOR"))
         # Without an address, each worker would start its own coordinator.
         if self._bound_pid != os.getpid() and not has_address:
@@ -118,7 +118,7 @@ class ListedSource:
 
 
 def normalise_url(value: str | os.PathLike[str], *, name: str) -> str:
-    """Return an argument as a URL, ``file://`` for a path. Raises ``ConfigError`` naming it if invalid."""
+    """Normalise a URL, or turn a path into ``file://``. A ``ConfigError`` names the argument if invalid."""
     try:
         text = os.fspath(value)
     except TypeError:
@@ -145,9 +145,9 @@ _THREE_LINES = """\
 
 
 def checked_index(index: Any, dataset: Sized) -> int:
-    """Return an index into ``dataset.samples``, which may be negative, as a non-negative one.
+    """Convert an index into ``dataset.samples``, which may be negative, to a non-negative one.
 
-    Raises ``IndexError`` if it is out of range, and ``UsageError`` for other types and in a DataLoader.
+    Raises ``IndexError`` for an index out of range, and ``UsageError`` for other types or in a DataLoader.
     """
     if isinstance(index, slice):
         raise UsageError(
@@ -168,7 +168,7 @@ def checked_index(index: Any, dataset: Sized) -> int:
 
 
 def sampler_for(dataset: Bindable, index: int) -> SuperSampler:
-    """Return a sampler for the single sample at ``index``, as in the first epoch with seed 0."""
+    """Return a sampler that yields only the sample at ``index``, as in the first epoch with seed 0."""
     from superdl.sampler import SuperSampler
 
     return SuperSampler(

@@ -41,19 +41,19 @@ _MAX_WORKERS = 4096
 
 
 class SuperLoader:
-    """Reads a sampler's batches ahead of the training loop. Each iteration is the sampler's next epoch.
+    """Reads a sampler's batches ahead of the training loop. Each iteration covers the sampler's next epoch.
 
     Batches are read by threads, or by worker processes if your code may use global random number generators.
-    Both give the same batches. The choice and its reason are logged at level INFO and shown by
+    Both produce the same batches. The choice and its reason are logged at level INFO and shown by
     ``repr(loader)``.
 
-    Pass a sampler, or a ``batch_size`` to create one, which is closed with the loader. To replace a
-    ``DataLoader``, only the name changes.
+    Pass a sampler, or a ``batch_size`` to create one that is closed with the loader. Code that uses a
+    ``DataLoader`` only needs to change the name.
 
-    On CPU, a batch's memory is reused only once the batch and all of its views are gone, so you can keep,
+    On the CPU, a batch's memory is reused only once the batch and all of its views are gone, so you can keep,
     slice and pass on batches. With a CUDA ``device``, batches are received into page-locked memory and
-    copied on a separate stream. If a batch fails, its error is raised in its place, and the iteration can
-    continue.
+    copied on a separate stream. If a batch cannot be read, the error is raised in its place, and
+    the iteration can continue.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> with SuperLoader(dataset, batch_size=4, shuffle=True, num_workers=4) as loader:
@@ -68,33 +68,33 @@ class SuperLoader:
 
     Args:
         dataset: a ``SuperDataset``, a ``Subset`` of one, a ``SuperMix`` or a ``ConcatDataset``. With a
-            sampler, any object that is indexed by the sampler's items.
+            sampler, it may be any object that accepts the sampler's items as indices.
         sampler: an iterable of ``BatchRef`` s. If ``None``, a ``SuperSampler`` is created from the arguments
             below. With ``batch_size``, it may be any sampler of indices, as in ``SuperSampler(sampler=)``.
-        device: where to put tensors, as accepted by ``torch.device``. By default, they stay on the CPU.
-            Tensors in tuples, lists and mappings are moved. Other values stay as they are.
+        device: destination of tensors, as accepted by ``torch.device``. By default, they stay on the CPU.
+            Tensors inside tuples, lists and mappings are moved too. Other values stay as they are.
         prefetch: number of batches to read ahead of the training loop, or two per worker process if that is
-            more. Each occupies the memory of a batch, on the device too.
+            more. Each one occupies a batch's memory, also on the device.
         batch_size: samples per batch on this rank. With a sampler, it must match the sampler's.
-        shuffle: whether to reshuffle in every epoch, by default ``False`` as in a DataLoader. Not allowed
+        shuffle: whether to reshuffle every epoch, by default ``False`` as in a DataLoader. Not allowed
             with a sampler.
         drop_last: whether to drop the incomplete last global batch. With a sampler, it must match the
             sampler's.
-        num_workers: number of worker processes, if transform, ``collate_fn`` or a wrapping dataset may use
+        num_workers: number of worker processes if the transform, ``collate_fn`` or a wrapping dataset may use
             the global random number generators of Python, numpy or torch. The default is one per core of this
-            rank, up to 16, and 0 reads in the training process. If nothing uses these generators, this is the
-            number of threads, at least 1 and at most ``prefetch + 1``. One thread does the work of several
-            processes.
-        threads: read with this many threads even if such generators may be used (not allowed for per-image
+            rank, up to 16. With 0, the training process reads the batches. If nothing uses these generators,
+            this is the number of threads, at least 1 and at most ``prefetch + 1``. One thread does the work
+            of several processes.
+        threads: number of threads to use even if such generators may be used (not allowed with per-image
             transforms). 0 selects processes.
-        collate_fn: as in a DataLoader. With ``batch_size``, it is called with the list of a batch's samples,
-            each as ``dataset[i]``, otherwise with each item of the dataset. Its result is the batch.
-        pin_memory: as in a DataLoader, with worker processes. Threads receive into page-locked memory if
-            ``device`` is CUDA.
-        persistent_workers: whether to keep worker processes for the next epoch, as threads always are.
-        for_sampler: further arguments for the created ``SuperSampler``, such as seed, batch_sampler or job. A
-            DataLoader's ``prefetch_factor``, ``timeout`` and ``multiprocessing_context`` apply to worker
-            processes, ``worker_init_fn`` requires them, and a ``generator`` sets the seed.
+        collate_fn: as in a DataLoader. With ``batch_size``, it is called with a list of the batch's samples,
+            each like ``dataset[i]``, otherwise with each item of the dataset. Its result is the batch.
+        pin_memory: as in a DataLoader, for worker processes. Threads always receive into page-locked memory
+            if ``device`` is a CUDA device.
+        persistent_workers: whether to keep worker processes for the next epoch. Threads are always kept.
+        for_sampler: further arguments for the new ``SuperSampler``, such as seed, batch_sampler or job. Of a
+            DataLoader's arguments, ``prefetch_factor``, ``timeout`` and ``multiprocessing_context`` apply to
+            worker processes, ``worker_init_fn`` requires worker processes, and ``generator`` sets the seed.
 
     Raises:
         ConfigError: an argument is invalid or contradicts the sampler, or the device is not available.
@@ -179,22 +179,22 @@ class SuperLoader:
 
     @property
     def batch_size(self) -> int | None:
-        """Return the number of samples per batch on this rank, or ``None`` if it is undefined."""
+        """Return the samples per batch on this rank, or ``None`` if the sampler does not define them."""
         size: int | None = getattr(self.sampler, "batch_size", None)
         return size
 
     @property
     def drop_last(self) -> bool:
-        """Return whether the sampler drops the short last global batch."""
+        """Return whether the sampler drops the incomplete last global batch."""
         return bool(getattr(self.sampler, "drop_last", False))
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """Return the bad samples skipped or replaced so far; see :class:`SuperDataset`."""
+        """Return the samples that were skipped or replaced so far; see :class:`SuperDataset`."""
         return tuple(getattr(self.sampler, "bad_samples", ()))
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, by the sampler's ``set_epoch``.
+        """Set the epoch of the next iteration with the sampler's ``set_epoch``.
 
         Raises:
             UsageError: the sampler has no ``set_epoch``.
@@ -209,7 +209,7 @@ class SuperLoader:
 
     @property
     def batch_sampler(self) -> None:
-        """Return None like a DataLoader with ``batch_size=None``. Lightning reads it."""
+        """Return ``None``, like a DataLoader with ``batch_size=None``. Lightning reads this property."""
         return None
 
     def __len__(self) -> int:
@@ -217,11 +217,11 @@ class SuperLoader:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the next epoch, which begins with the first batch requested."""
+        """Return an iterator over the next epoch, which begins when the first batch is requested."""
         return _Pass(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the training loop's position, after the latest iteration's last delivered batch.
+        """Return the training loop's position after the last batch delivered in the latest iteration.
 
         Raises:
             UsageError: the sampler has no ``state_dict``.
@@ -232,10 +232,10 @@ class SuperLoader:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume with the next iteration after the last batch delivered when ``state`` was saved.
+        """Make the next iteration continue after the last batch delivered before ``state`` was saved.
 
         Raises:
-            ConfigError: the state belongs to another plan.
+            ConfigError: the state belongs to a different plan.
             UsageError: the sampler has no ``load_state_dict``.
         """
         self._sampler_method("load_state_dict")(state)
@@ -244,7 +244,7 @@ class SuperLoader:
     def close(self) -> None:
         """Stop threads and processes, and close the sampler if the loader created it. Idempotent.
 
-        Threads finish their current batches. Iterating fails afterwards.
+        Threads finish their current batches. The loader cannot be iterated over afterwards.
         """
         self._readers.stop()
         if self._own_sampler is not None:
@@ -287,7 +287,7 @@ class _Progress:
 
 
 class _Pass(Iterator[Any]):
-    """One iteration, which begins with the first batch requested."""
+    """One iteration over a loader. It begins when the first batch is requested."""
 
     def __init__(self, loader: SuperLoader) -> None:
         self._loader = loader

@@ -28,15 +28,15 @@ Stopping = Literal["first_exhausted", "all_exhausted"]
 
 
 class SuperMix(ConcatDataset[Any]):
-    """SuperDatasets, each with its own recipe and transform, whose samples are mixed in each batch.
+    """Mixes samples of several SuperDatasets, each with its own recipe and transform, in every batch.
 
-    Its ``SuperSampler`` opens a job per dataset. Each batch, and each rank's part, keeps the proportions to
-    within a sample or two. Counts per epoch are exact. They only depend on sizes and proportions, so a run
-    can resume with a different number of ranks.
+    Its ``SuperSampler`` opens one job per dataset. Each batch, and each rank's part of it, matches the
+    proportions to within a sample or two. The counts per epoch are exact and depend only on sizes and
+    proportions, so a run can resume with a different number of ranks.
 
-    An item is a batch. Tensors of equal dtype and shape are concatenated, dataset by dataset. Otherwise, all
-    samples form a list, as from a SuperDataset. Other values, such as a :class:`BatchInfo`, form a list with
-    one value per dataset. Each dataset keeps its own labels.
+    Each item is a batch. Tensors of the same dtype and shape are concatenated, dataset by dataset.
+    Otherwise, all samples form a list, as in a SuperDataset. Other values, such as a :class:`BatchInfo`,
+    form a list with one value per dataset. Each dataset keeps its own labels.
 
     >>> photos = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> sketches = SuperDataset("images", Recipe.image(resize=40, crop=32))
@@ -50,13 +50,13 @@ class SuperMix(ConcatDataset[Any]):
 
     Args:
         datasets: maps each ``SuperDataset``, or ``Subset`` of one, to its proportion of every batch. The
-            proportions' sum does not matter. With a sequence or a ``ConcatDataset`` instead, an epoch
-            contains each sample of all datasets once.
-        stopping_strategy: when an epoch with proportions ends. With ``"first_exhausted"``, it ends once one
-            dataset is used up, and the others contribute some samples, redrawn in each epoch. With
-            ``"all_exhausted"``, it ends once all are used up, and samples of smaller datasets repeat, equally
-            often to within one. Without ``shuffle``, samples are in the catalog's order, from the first on.
-            A dataset whose samples are not delivered exactly once may contain at most 2**24 of them.
+            proportions need not add up to 1. With a sequence or a ``ConcatDataset`` instead, an epoch
+            contains every sample of every dataset once.
+        stopping_strategy: when to end an epoch that has proportions. ``"first_exhausted"`` ends it once one
+            dataset is used up. The others contribute some of their samples, redrawn in each epoch.
+            ``"all_exhausted"`` ends it once all are used up. Samples of smaller datasets are repeated,
+            equally often to within one. Without ``shuffle``, samples come in the catalog's order, from the
+            first. A dataset may contain at most 2**24 samples if they are not delivered exactly once.
 
     Raises:
         ConfigError: an argument is invalid, or a proportion is too small for one sample per epoch.
@@ -87,7 +87,7 @@ class SuperMix(ConcatDataset[Any]):
 
     @property
     def cumulative_sizes(self) -> list[int]:  # type: ignore[override]  # computed on access
-        """Return the cumulative numbers of samples, dataset by dataset."""
+        """Return the cumulative sample counts of the datasets, in order."""
         return list(accumulate(map(len, self._members)))
 
     def __bool__(self) -> bool:
@@ -102,7 +102,7 @@ class SuperMix(ConcatDataset[Any]):
         return f"<SuperMix, {self.stopping_strategy}: {named}>"
 
     def samples_of_each(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Return the samples per epoch of each dataset, for datasets of these sizes."""
+        """Return the number of samples per epoch from each dataset, given the sizes of the datasets."""
         if self.proportions is None:
             return tuple(sizes)
         lengths = [size / part for size, part in zip(sizes, self.proportions, strict=True)]
@@ -124,18 +124,18 @@ class SuperMix(ConcatDataset[Any]):
         return next(filter(None, (whole.may_use_rng for whole in self._wholes)), "")
 
     def __getitem__(self, ref: Any) -> Any:
-        """Read a batch or, for an integer, a sample. Raises as a SuperDataset does."""
+        """Return a batch or, for an integer, a sample. Raises the same errors as a SuperDataset."""
         if isinstance(ref, MixedRef):
             return _joined([self._wholes[number][part] for number, part in ref.parts])
         return super().__getitem__(checked_index(ref, self))  # type: ignore[no-untyped-call]
 
     def collated(self, ref: MixedRef, collate_fn: Callable[[list[Any]], Any]) -> Any:
-        """Return a batch that ``collate_fn`` makes from the samples of all parts."""
+        """Return a batch that ``collate_fn`` builds from the samples of all datasets."""
         joined = _joined([self._wholes[number].collated(part, list) for number, part in ref.parts])
         return (collate_fn(joined[0]), joined[1]) if isinstance(joined, tuple) else collate_fn(joined)
 
     def __getitems__(self, refs: Any) -> NoReturn:
-        """Raise ``UsageError``. A DataLoader only calls this if ``batch_size=None`` is missing."""
+        """Raise ``UsageError``. A DataLoader calls this only if ``batch_size=None`` is missing."""
         raise UsageError(
             f"a SuperMix got a list of {len(refs)} items, but its sampler already yields whole batches. "
             "Pass batch_size=None to the DataLoader (and no batch_sampler)"
@@ -159,7 +159,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def whole_of(dataset: Any) -> Any:
-    """Return the dataset behind a ``Subset``, which is what samplers refer to."""
+    """Return the full dataset behind a ``Subset``. Samplers refer to that dataset."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return dataset

@@ -60,21 +60,21 @@ _INT64 = 2**63
 
 
 class PerSample:
-    """A transform of single images, called on every sample: ``SuperDataset(..., transform=PerSample(t))``.
+    """Applies a transform of single images to every sample: ``SuperDataset(..., transform=PerSample(t))``.
 
     ``SuperDataset`` wraps transforms with one required argument automatically.
 
-    A sample's random values only depend on (seed, epoch, sample id). The global random number generators of
+    A sample's random values depend only on seed, epoch and sample id. The global random number generators of
     Python, numpy and torch (CPU) are seeded before each sample and restored after the batch, so the
     transform works in worker processes and in the main thread. If it has a parameter ``generator`` (torch)
-    or ``rng`` (numpy), it gets its own seeded generators instead, and ``SuperLoader`` can call it in
+    or ``rng`` (numpy), it is passed its own seeded generator instead, and ``SuperLoader`` can call it in
     threads. A transform with ``set_random_state``, as in albumentations, also gets its own generators. Other
     generators are not seeded.
 
-    Results are batched as by torch's ``default_collate``: tensors and arrays are stacked, and lists, tuples
-    and dicts become lists and dicts of batches. Values that it rejects, such as tensors of different shapes,
-    remain a list. A sample of several arrays is passed as a dict, with images and masks (uint8 of shape
-    (height, width)) in the form set by ``takes``, and other arrays as tensors.
+    Results are batched as in torch's ``default_collate``: tensors and arrays are stacked, and lists, tuples
+    and dicts become lists and dicts of batches. Values that ``default_collate`` rejects, such as
+    tensors of different shapes, remain a list. A sample of several arrays is passed as a dict, with images
+    and masks (uint8 of shape (height, width)) in the form set by ``takes``, and other arrays as tensors.
 
     >>> def noisy(image, rng):
     ...     return image + rng.normal(size=image.shape)
@@ -88,11 +88,11 @@ class PerSample:
         transform: called as ``transform(image)``, or as ``transform(image=image)["image"]`` if it only
             accepts the image by keyword, as in albumentations.
         seed: ``"sampler"`` for the ``SuperSampler``'s seed, which also determines the shuffle; a signed
-            64-bit integer, with which differently shuffled runs draw the same values; or ``None`` to declare
+            64-bit integer, so that differently shuffled runs draw the same values; or ``None`` to declare
             the transform deterministic, which allows threads.
-        takes: the input's form: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
-            ``"tensor"`` (uint8, (channels, height, width)). The latter two pass samples that are not images
-            unchanged. The default is numpy for a keyword argument, else PIL.
+        takes: form of the input: ``"pil"`` (RGB), ``"numpy"`` (uint8, (height, width, channels)) or
+            ``"tensor"`` (uint8, (channels, height, width)). The latter two also take samples that are not
+            images, unchanged. The default is ``"numpy"`` for a keyword argument and ``"pil"`` otherwise.
 
     Raises:
         ConfigError: an argument is invalid, the transform mixes a batch's images, or it is known to be random
@@ -131,7 +131,7 @@ class PerSample:
         self._generators = [name for name in _OWN_GENERATORS if name in parameters]
 
     def __call__(self, images: Any, labels: Any, info: BatchInfo) -> tuple[Any, Any]:
-        """Return (transformed images, unchanged labels), as a SuperDataset's ``transform`` does.
+        """Return the transformed images and the unchanged labels, as a SuperDataset's ``transform`` does.
 
         Raises:
             UsageError: the transform may use global generators and this is not the main thread, or a sample
@@ -147,7 +147,7 @@ class PerSample:
             return batched(results, count, end), labels
 
     def samples(self, images: Any, info: BatchInfo) -> list[Any]:
-        """Return the transform's result for each sample. Raises as a call does."""
+        """Return the transform's result for each sample. Raises the same errors as a call."""
         with self._transformed(self._transform, images, info) as results:
             return list(results)
 
@@ -201,7 +201,7 @@ class PerSample:
             raise
 
     def _seeded(self, sample_id: bytes, info: BatchInfo, *, set_global: bool) -> dict[str, Any]:
-        """Seed the transform's generators, and return those to pass by name."""
+        """Seed the transform's generators, and return those to pass as keyword arguments."""
         if self._seed is None:
             return {}
         seed = info.seed if self._seed == "sampler" else self._seed
@@ -222,7 +222,7 @@ class PerSample:
 
 
 def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
-    """Adapt a user's transform to whole batches. Raises ``ConfigError`` unless its signature says how."""
+    """Adapt a user's transform to batches. Raises ``ConfigError`` if its signature does not show how."""
     if transform is None:
         return None
     if not callable(transform):
@@ -262,7 +262,7 @@ def for_batches(transform: Any) -> Callable[[Any, Any, BatchInfo], Any] | None:
 
 
 def _accepts(parameters: _Parameters, count: int) -> bool:
-    """Return whether a call with ``count`` arguments is possible. ``*args`` alone does not count."""
+    """Return whether a call with ``count`` arguments is possible. ``*args`` alone is not enough."""
     generators = {name: None for name in _OWN_GENERATORS if name in parameters}
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in [*parameters.values()][:1]):
         return False
@@ -274,7 +274,7 @@ def _accepts(parameters: _Parameters, count: int) -> bool:
 
 
 def _parameters(transform: Any) -> _Parameters | None:
-    """Return a callable's parameters, or ``None`` if they are unknown or it is a class."""
+    """Return a callable's parameters, or ``None`` for a class or if they are unknown."""
     # A module's __call__ has (*args, **kwargs).
     called = transform.forward if isinstance(transform, torch.nn.Module) else transform
     if isinstance(called, type):

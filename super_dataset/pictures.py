@@ -41,14 +41,14 @@ _SCALES = ("bytes", "divided", "multiplied")
 
 
 class Planes(NamedTuple):
-    """An RGB image that is complete except for its pipeline's :class:`End`."""
+    """An RGB image to which its pipeline's :class:`End` has not been applied yet."""
 
     pixels: NDArray[np.uint8]  # (channels, height, width), read-only
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class End:
-    """A pipeline's conversion to tensors, which maps every pixel value independently."""
+    """A pipeline's final conversion to tensors, which maps each pixel value independently."""
 
     scale: str
     # Mean and standard deviation, each of shape (1 or channels, 1, 1), or empty.
@@ -60,7 +60,7 @@ class End:
         return torch.uint8 if self.scale == "bytes" else torch.float32
 
     def write(self, pixels: NDArray[np.uint8], out: NDArray[Any]) -> None:
-        """Convert uint8 (..., channels, height, width) into ``out``, as the pipeline does."""
+        """Convert uint8 pixels (..., channels, height, width) as the pipeline does. Write them to ``out``."""
         # Repeat the pipeline's arithmetic step by step, since a fused factor would round differently.
         np.copyto(out, pixels)
         if self.scale == "divided":
@@ -72,7 +72,7 @@ class End:
             np.divide(out, self.moments[1], out=out)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        """Convert a batch, uint8 (..., channels, height, width), on the batch's device."""
+        """Convert a uint8 batch of shape (..., channels, height, width) on its device."""
         if self.scale == "bytes":
             return images
         if images.device.type == "cpu":
@@ -83,7 +83,7 @@ class End:
         return self.look_up(images)
 
     def look_up(self, images: torch.Tensor) -> torch.Tensor:
-        """Convert a batch to float32 with a lookup table of all values."""
+        """Convert a batch to float32 with a lookup table of all pixel values."""
         table = torch.empty(_RGB, 1, _VALUES)
         self.write(np.broadcast_to(np.arange(_VALUES, dtype=np.uint8), table.shape), table.numpy())
         rows = torch.arange(0, table.numel(), _VALUES, dtype=torch.int32, device=images.device)
@@ -92,17 +92,16 @@ class End:
 
 
 def to_pil(pixels: NDArray[np.uint8]) -> Image:
-    """Convert uint8 (height, width[, channels]) with 1, 3 or 4 channels to a PIL image."""
+    """Convert a uint8 array (height, width[, channels]) with 1, 3 or 4 channels to a PIL image."""
     from PIL import Image  # only transforms of PIL images need it
 
     return Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
 
 
 def split_end(transform: Transform) -> tuple[Transform, End | None]:
-    """Split off a pipeline's end if it converts to tensors in a known way.
+    """Split off a pipeline's end if it converts images to tensors in a known way.
 
-    The returned transform gives :class:`Planes`, or the pipeline's complete result for an image that is not
-    RGB.
+    The returned transform yields :class:`Planes`, or the pipeline's final result if the image is not RGB.
     """
     first, last = split_at_tensors(transform)
     size, moments = size_and_moments(last) if last else (None, [])
@@ -160,11 +159,11 @@ _PYTHONS_DTYPES = (torch.int64, torch.float64, torch.bool)
 
 
 class Columns(list[Any]):
-    """A list of batches, such as one per crop. Other lists have an entry per sample."""
+    """A list of batches, such as one per crop. Any other list has one entry per sample."""
 
 
 def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
-    """Batch ``count`` results as ``default_collate`` does, in this thread's memory for batches."""
+    """Batch ``count`` results as ``default_collate`` does, with this thread's allocator."""
     results = map(_as_tensor, results)
     first = next(results)
     if isinstance(first, Planes) and end is not None:
@@ -192,7 +191,7 @@ def batched(results: Iterator[Any], count: int, end: End | None = None) -> Any:
 
 
 def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
-    """Batch images of one size without applying their end, and others as :func:`batched` does."""
+    """Batch images of the same size without applying their end, and others as :func:`batched` does."""
     head: list[Any] = [next(results)]
     if isinstance(head[0], Planes):
         shape = head[0].pixels.shape
@@ -208,7 +207,7 @@ def unfinished(results: Iterator[Any], count: int, end: End) -> Any:
 
 
 def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
-    """Return a batch's samples, which share its memory."""
+    """Return a list of a batch's samples, which share the batch's memory."""
     if isinstance(batch, dict):
         columns = [rows_of(part, numbers=numbers) for part in batch.values()]
         return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -219,7 +218,7 @@ def rows_of(batch: Any, *, numbers: bool = False) -> list[Any]:
 
 
 def only_sample(batch: Any) -> Any:
-    """Return a batch's only sample. Values without a batch axis stay as they are."""
+    """Return a batch's only sample. Values without a batch axis are returned unchanged."""
     if isinstance(batch, Mapping):
         return as_type_of(batch, {name: only_sample(part) for name, part in batch.items()})
     if isinstance(batch, tuple | Columns) or (isinstance(batch, list) and len(batch) != 1):
@@ -229,7 +228,7 @@ def only_sample(batch: Any) -> Any:
 
 
 def checked_columns(columns: object) -> dict[str, str]:
-    """Return the part for each column, given a mapping or a list of parts to keep under their names."""
+    """Check columns and return a dict from names to parts. Parts in a list keep their own names."""
     if isinstance(columns, Sequence) and not isinstance(columns, str):
         pairs = [(name, name) for name in columns]
     else:

@@ -27,7 +27,7 @@ _CLOSED = "this SuperLoader is closed. Create a new one"
 
 
 class ReadingThreads:
-    """``count`` reading threads, which start with the first batch and run until :meth:`stop`."""
+    """``count`` threads that read batches. They start with the first batch and run until :meth:`stop`."""
 
     def __init__(self, load: Load, mover: Mover, count: int, prefetch: int) -> None:
         self.mover = mover
@@ -53,25 +53,25 @@ class ReadingThreads:
             raise UsageError(msg)
 
     def read(self, ref: Any) -> Future[Any]:
-        """Schedule a batch to be read, after those scheduled before."""
+        """Schedule a batch to be read after all batches scheduled so far."""
         self.check()
         if len(self._threads) < self._count:
             self._start()
         future: Future[Any] = Future()
         self._tasks.put((ref, future))
-        if self._stopped:  # since check(), so perhaps no thread is left
+        if self._stopped:  # since check(), so there may be no thread left
             self._fail_pending()
         return future
 
     def stop(self) -> None:
-        """Stop each thread after its current batch, and fail all other batches. Idempotent."""
-        # Takes no lock, since a garbage collection may call it anywhere.
+        """Stop each thread after its current batch, and fail all pending batches. Idempotent."""
+        # Takes no lock, since garbage collection may call it anywhere.
         self._stopped = True
         if self._pid == os.getpid():
             self._fail_pending()
 
     def join(self, until_s: float) -> None:
-        """Wait for the threads to end after :meth:`stop`, up to the monotonic time ``until_s``."""
+        """Wait for the threads to end after :meth:`stop`, at most until the monotonic time ``until_s``."""
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
 
@@ -130,7 +130,7 @@ class ThreadPass:
         weakref.finalize(self, _cancel_all, self._ahead).atexit = False
 
     def take(self) -> Any:
-        """Return the next batch, ready for use, or raise the error in its place."""
+        """Return the next batch, ready for use, or raise the error that prevented it."""
         self._read_ahead()
         if not self._ahead:
             error, self._error = self._error, None

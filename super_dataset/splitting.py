@@ -1,4 +1,4 @@
-"""Splitting a pipeline into a part that functions apply once, and the rest for workers."""
+"""Splitting a pipeline into a part that functions apply once and a part that is left for workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANDOM = frozenset(
     {"AugMix", "AutoAugment", "ColorJitter", "GaussianBlur", "RandAugment", "TrivialAugmentWide"}
 )
 _CHANGE_TENSORS = frozenset({"ConvertImageDtype", "ToDtype", "Normalize", "ToPureTensor"})
-_PRESET = "ImageClassification"  # the transforms of pretrained weights, of which the end remains
+_PRESET = "ImageClassification"  # the transforms of pretrained weights; their end is not moved
 _NOT_RANDOM = _MAKE_TENSORS | _CHANGE_TENSORS | {"Resize", "CenterCrop", "Pad", "Grayscale", "RGB", _PRESET}
 _MIX_A_BATCH = frozenset({"CutMix", "MixUp", "Mixup"})  # torchvision's, and timm's Mixup
 _BY_PILLOWS_NUMBER = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
@@ -35,7 +35,7 @@ _RANDOM_FIRST = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SplitTransform:
-    """A pipeline in two parts. Its ``repr`` lists the moved transforms, and where and why moving stopped.
+    """A pipeline in two parts. Its ``repr`` lists the moved transforms, and why the next one was not moved.
 
     ``rest`` is ``None`` if nothing is left. ``moved`` describes the transforms that the recipe performs.
     """
@@ -57,10 +57,10 @@ class _StopError(Exception):
 def split_transform(transform: Transform) -> SplitTransform:
     """Split a pipeline for one PIL image into a recipe that functions apply once, and the rest.
 
-    The recipe contains the leading transforms that are not random and have a step with bit-identical pixels:
+    The recipe takes over leading transforms that are not random and have a step with bit-identical results:
     ``Resize``, ``CenterCrop``, ``Pad``, ``Grayscale`` and the beginning of the transforms of torchvision's
-    pretrained weights. Together, both parts give the pipeline's pixels for
-    ``PIL.Image.open(...).convert("RGB")``, except that functions rotate images as their EXIF data says.
+    pretrained weights. Together, the two parts produce the pipeline's pixels for
+    ``PIL.Image.open(...).convert("RGB")``, except that functions rotate images according to their EXIF data.
 
     >>> from torchvision import transforms
     >>> pipeline = transforms.Compose(
@@ -76,7 +76,7 @@ def split_transform(transform: Transform) -> SplitTransform:
 
     Args:
         transform: torchvision's ``Compose`` (v1 or v2), the result of timm's ``create_transform``, or a
-            single transform. Any other pipeline stays whole, with a recipe that only decodes.
+            single transform. Any other pipeline is left unsplit, with a recipe that only decodes.
 
     Raises:
         ConfigError: ``transform`` is not callable.
@@ -120,7 +120,7 @@ def _parts_of(transform: Any) -> list[Any]:
 
 
 def split_at_tensors(transform: Any) -> tuple[list[Any], list[Any]]:
-    """Split a pipeline where images become tensors. The end is empty if it does more than convert them."""
+    """Split a pipeline where images become tensors. The end is empty if it does more than convert images."""
     parts = _parts_of(transform)
     at = next((at for at, part in enumerate(parts) if _makes_tensors(part)), len(parts))
     is_known = all(_known_class(part) in _CHANGE_TENSORS for part in parts[at + 1 :])
@@ -142,7 +142,7 @@ def _makes_tensors(part: Any) -> bool:
 
 
 def mixing_part(transform: Any) -> str:
-    """Return the name of a part that mixes images, such as MixUp or CutMix, else an empty string."""
+    """Return the name of a part that mixes images, such as MixUp or CutMix, or an empty string."""
     kind = _known_class(transform)
     if kind in _MIX_A_BATCH:
         return kind
@@ -162,7 +162,7 @@ def is_random(transform: Any) -> bool:
 
 
 def unknown(function: Any) -> str:
-    """Return a user's function's name, or an empty string for ``None`` and functions of SUPER and torch."""
+    """Return the name of a user's function, or an empty string for ``None`` or code of SUPER or torch."""
     home = getattr(getattr(function, "func", function), "__module__", "")
     is_known = function is None or f"{home}.".startswith(("superdl.", "torch.utils.data."))
     return "" if is_known else name_of(function)
@@ -193,7 +193,7 @@ def _random(transform: object) -> bool:
 
 
 def _steps_of(transform: Any, before: Recipe) -> tuple[list[dict[str, Any]], Transform | None]:
-    """Return recipe steps for the transform, and the part of it that is left."""
+    """Return recipe steps for a transform, and whatever part of it remains."""
     name = _known_class(transform)
     if name in _READERS:
         return [_READERS[name](transform)], None

@@ -27,18 +27,18 @@ _NO_LABEL = -100  # ignored by transformers' losses
 
 
 class SuperTrainerMixin:
-    """Mixin to put before ``Trainer``: ``class SuperTrainer(SuperTrainerMixin, Trainer)``.
+    """Mixin to list before ``Trainer``: ``class SuperTrainer(SuperTrainerMixin, Trainer)``.
 
-    ``train_dataset`` and ``eval_dataset`` may be ``SuperDataset`` s (or ``SuperMix`` es). Their loaders are
+    ``train_dataset`` and ``eval_dataset`` may each be a ``SuperDataset`` or a ``SuperMix``. Their loaders are
     built from ``TrainingArguments``, with ``dataloader_num_workers`` threads or processes. Batches have the
     keys of ``columns=``, or ``pixel_values`` and ``labels``. With ``return_info=True``, padding has the label
-    -100. Both datasets may also be ``SuperLoader`` s, or ``DataLoader`` s over a ``SuperSampler`` with
-    ``batch_size=None``, that return dicts. Create these after ``TrainingArguments``, which creates the
+    -100. Either dataset may also be a loader that returns dicts: a ``SuperLoader``, or a ``DataLoader`` over
+    a ``SuperSampler`` with ``batch_size=None``. Create it after ``TrainingArguments``, which creates the
     process group.
 
     Training resumes from a checkpoint after the last batch trained on, in constant time, even with
-    ``ignore_data_skip``. The loss of an evaluation is the mean over its samples. Samples with the label -100,
-    such as padding, do not count, and are not passed to ``compute_metrics`` if samples have one label.
+    ``ignore_data_skip``. The evaluation loss is the mean over samples. Samples with the label -100, such as
+    padding, do not count and, if each sample has a single label, are not passed to ``compute_metrics``.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> loader = SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True))
@@ -93,13 +93,13 @@ class SuperTrainerMixin:
         return loaders[id(given), training]
 
     def num_examples(self, dataloader: Any) -> int:
-        """Return the number of samples per epoch over all ranks."""
+        """Return the number of samples per epoch across all ranks."""
         dataset: Any = dataloader.dataset
         samples: Any = dataset.loader.dataset if isinstance(dataset, _Batches) else dataset
         return len(samples)
 
     def prediction_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run Trainer's step, and weight the batch's loss by the number of samples."""
+        """Run Trainer's step, and weight the batch's loss by its number of samples."""
         loss, *rest = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
         labels = inputs.get(self.label_names[0])
         if loss is not None and labels is not None:
@@ -137,7 +137,7 @@ def _inputs(item: Any, *, label_name: str) -> dict[str, Any]:
 
 
 def _labelled(compute: Callable[..., Any], output: Any, **kwargs: Any) -> Any:
-    """Compute metrics of the labelled samples, or of all samples if each has several labels."""
+    """Compute metrics for the labelled samples, or for all samples if each has several labels."""
     labels, predictions = output.label_ids, output.predictions
     if isinstance(labels, np.ndarray) and labels.ndim == 1 and isinstance(predictions, np.ndarray):
         output = type(output)(predictions[labels != _NO_LABEL], labels[labels != _NO_LABEL])
@@ -154,12 +154,12 @@ class _Batches(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         trainer, self._trainer = self._trainer, None
-        if trainer is not None:  # the first epoch of this training; later ones follow it
+        if trainer is not None:  # the first epoch of this training; later epochs follow it
             yield from repeat(None, self._seek(trainer.state, trainer.args))
         yield from self.loader
 
     def _seek(self, state: Any, args: Any) -> int:
-        """Move the loader past the batches trained on, and return how many batches Trainer will skip."""
+        """Move the loader past the batches trained on, and return the number that Trainer will skip."""
         per_step = args.gradient_accumulation_steps
         epoch, steps = divmod(state.global_step, math.ceil(len(self) / per_step))
         # A DataLoader has no state, but its sampler does.

@@ -71,7 +71,7 @@ class Load:
     finished_elsewhere: bool  # the batch may be an Unfinished
 
     def __call__(self, ref: Any) -> Any:
-        """Return the batch. Raises ``RuntimeError`` for a ``StopIteration``, which would end the epoch."""
+        """Return the batch. Raises ``RuntimeError`` for ``StopIteration``, which would end the epoch."""
         try:
             if self.collate_fn is None:
                 return self.dataset[ref]
@@ -83,7 +83,7 @@ class Load:
 
 
 class WorkerProcesses:
-    """``count`` processes that read a loader's batches. 0 reads in this process."""
+    """``count`` processes that read a loader's batches. If ``count`` is 0, this process reads them."""
 
     def __init__(self, load: Load, mover: Mover, count: int, options: dict[str, Any]) -> None:
         self.mover = mover
@@ -99,7 +99,7 @@ class WorkerProcesses:
         self._pid = os.getpid()
 
     def begin(self, sampler: Any) -> ProcessPass:
-        """Return a new pass. With persistent workers, using an earlier pass then fails."""
+        """Return a new pass. With persistent workers, earlier passes can no longer be used."""
         loader = self.check()
         previous = self.latest()
         if previous is not None and loader.persistent_workers:
@@ -111,7 +111,7 @@ class WorkerProcesses:
         return current
 
     def latest(self) -> ProcessPass | None:
-        """Return the latest pass unless it was dropped."""
+        """Return the latest pass, or ``None`` if it was dropped."""
         return self._latest()
 
     def check(self) -> DataLoader[Any]:
@@ -140,7 +140,7 @@ class ProcessPass:
         self._processes = processes
 
     def take(self) -> Any:
-        """Return the next batch, ready for use, or raise its error in its place."""
+        """Return the next batch, ready for use, or raise the error that prevented it."""
         self._processes.check()
         if self.batches is None:
             raise UsageError("another pass over this SuperLoader has begun and now uses its workers")
@@ -187,7 +187,7 @@ def _refs_of(latest: Callable[[], ProcessPass | None]) -> Iterator[Any]:
 
 @dataclass(slots=True)
 class _Reply:
-    """A worker's reply: an item or a skipped batch, with its cause if it is the epoch's first."""
+    """A worker's reply: an item, or a skipped batch, with its cause if it is the epoch's first batch."""
 
     item: Any = None
     left_out: bool = False
@@ -215,5 +215,5 @@ class _Reading(Dataset[Any]):
 
 
 def _unchanged(item: Any) -> Any:
-    """Return the item as it is, where a DataLoader's own ``collate_fn`` would turn tuples into lists."""
+    """Return the item unchanged. A DataLoader's own ``collate_fn`` would turn tuples into lists."""
     return item

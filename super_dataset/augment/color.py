@@ -1,4 +1,4 @@
-"""Colour jitter of a batch, with torchvision's formulas."""
+"""Colour jitter for batches, using torchvision's formulas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ORDERS = np.array(list(permutations(range(len(JITTERS)))), dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JitterValues:
-    """A batch's random values, on the CPU."""
+    """The random jitter values of a batch, on the CPU."""
 
     factors: NDArray[np.float32]  # (4, samples)
     orders: NDArray[np.int64]  # (samples, 4), indices into JITTERS
@@ -49,7 +49,7 @@ class Jitter:
         return any(self._ranges)
 
     def draw(self, draws: BatchRandom) -> JitterValues:
-        """Draw factors uniformly from their ranges, and each sample's order from all orders."""
+        """Draw uniform factors within their ranges and a random order of operations for each sample."""
         bits = draws.bits("jitter", len(JITTERS) + 1)
         spans = np.array([span or (0.0, 0.0) for span in self._ranges])[:, :, None]
         factors = spans[:, 0] + (spans[:, 1] - spans[:, 0]) * unit_interval(bits[:-1])
@@ -58,9 +58,9 @@ class Jitter:
         )
 
     def apply(self, images: torch.Tensor, drawn: JitterValues) -> None:
-        """Change float32 images (samples, 3, height, width), from 0 to 255, in place."""
+        """Apply the jitter in place to float32 images of shape (samples, 3, height, width), from 0 to 255."""
         factors = torch.from_numpy(drawn.factors).to(images.device)[:, :, None, None, None]
-        # Pixels stay float between operations, while torchvision rounds to uint8 after each of them.
+        # Pixels stay float between operations. torchvision rounds to uint8 after each operation.
         for turn in drawn.orders.T:
             for number, change in enumerate(_CHANGES):
                 chosen = np.flatnonzero(turn == number)
@@ -91,11 +91,11 @@ def _saturation(images: torch.Tensor, factors: torch.Tensor) -> None:
 
 
 def _hue(images: torch.Tensor, factors: torch.Tensor) -> None:
-    """Shift the hue as in HSV, where a full circle is 1, keeping value and chroma."""
+    """Shift the HSV hue, where 1 is a full circle. Value and chroma stay the same."""
     red, green, blue = torch.split(images, 1, dim=1)
     value, chroma = images.amax(1, keepdim=True), images.amin(1, keepdim=True)
     chroma = torch.sub(value, chroma, out=chroma)
-    # The hue in sixths of the circle: by the largest channel, and the difference of the two others.
+    # The hue in sixths of the circle: by the largest channel, and the difference of the other two.
     scale = chroma.clamp(min=1e-6).reciprocal_()
     if_red = torch.sub(green, blue).mul_(scale)
     if_green = torch.sub(blue, red).mul_(scale).add_(2)

@@ -1,7 +1,7 @@
-"""Random resized crops and flips of a batch. Random numbers only depend on seed, epoch and sample.
+"""Random resized crops and flips of a batch. Random numbers depend only on seed, epoch and sample.
 
-The CPU and device versions filter like Pillow's bilinear resize with a box: antialiased, along rows and then
-along columns. Both round to whole grey levels after each step, so they only differ by rounding.
+The CPU and device versions filter like Pillow's bilinear resize with a box: antialiased, first along rows,
+then along columns. Both round to integer grey levels after each step, so results differ only by rounding.
 
 The random numbers come from the counter-based generator Philox4x32-10: Salmon, Moraes, Dror and Shaw,
 "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
@@ -35,11 +35,11 @@ def random_boxes(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> NDArray[np.int64]:
-    """Draw boxes like torchvision's RandomResizedCrop: int64 (4, samples), in whole pixels.
+    """Draw crop boxes like torchvision's RandomResizedCrop. Returns int64 pixels of shape (4, samples).
 
-    The rows are top, left, height and width. The share of the area is uniform in ``scale``, and the logarithm
-    of the aspect ratio is uniform within that of ``ratio``. ``heights`` and ``widths`` are the images' sizes
-    in pixels, of shape (samples,).
+    The rows are top, left, height and width. A box's share of the image area is uniform in ``scale``, and the
+    logarithm of its aspect ratio is uniform between the logarithms of ``ratio``. ``heights`` and ``widths``
+    are the sizes of the images in pixels, of shape (samples,).
     """
     bits = draws.bits("crop", _DRAWS)
     area_draws, aspect_draws = unit_interval(bits[:_TRIES]), unit_interval(bits[_TRIES : 2 * _TRIES])
@@ -49,7 +49,7 @@ def random_boxes(
     tried_widths = np.rint(np.sqrt(areas * aspects)).astype(np.int64)
     tried_heights = np.rint(np.sqrt(areas / aspects)).astype(np.int64)
     fits = (tried_widths > 0) & (tried_widths <= widths) & (tried_heights > 0) & (tried_heights <= heights)
-    # argmax finds the first try that fits. If none does, use the largest central part.
+    # argmax finds the first try that fits. If none fits, use the largest central box.
     first, every = fits.argmax(axis=0), np.arange(len(draws))
     fitted = fits[first, every]
     central_heights, central_widths = _central(heights, widths, ratio)
@@ -70,9 +70,9 @@ def _central(
 
 
 def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple[int, int]) -> torch.Tensor:
-    """Resize a box (top, left, height, width) of a uint8 (channels, height, width) image.
+    """Crop a uint8 image (channels, height, width) to a box (top, left, height, width) and resize it.
 
-    Returns uint8 (1, channels, height, width).
+    Returns uint8 of shape (1, channels, height, width).
     """
     top, left, height, width = box
     # Slice as (height, width, channels), whose strides are channels_last, so that the kernel is fast.
@@ -86,9 +86,9 @@ def crop_resize(image: torch.Tensor, box: tuple[int, int, int, int], size: tuple
 def crop_resize_by_products(
     images: torch.Tensor, sides: torch.Tensor, flips: torch.Tensor, size: tuple[int, int]
 ) -> torch.Tensor:
-    """Crop and resize each image with two matrix products, flipping those set in ``flips``.
+    """Crop and resize each image with two matrix products, and flip those marked in ``flips``.
 
-    Returns integer-valued float32 in 0-255.
+    Returns integer-valued float32 from 0 to 255.
 
     Args:
         images: integer-valued float32 of shape (samples, channels, height, width).
@@ -107,7 +107,7 @@ def crop_resize_by_products(
 
 
 def _weights(start: torch.Tensor, length: torch.Tensor, source: int, target: int) -> torch.Tensor:
-    """Return each source pixel's weight in each target pixel, float32 (samples, target, source)."""
+    """Return the weight of each source pixel in each target pixel, as float32 (samples, target, source)."""
     start, length = start[:, None, None], length[:, None, None]
     step = length / target
     centres = (torch.arange(target, device=start.device)[:, None] + 0.5) * step
@@ -129,7 +129,7 @@ _KEY_BYTES = 8  # Philox's key: two words
 
 
 def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return 32-bit words of shape (4, ...) for counters (4, ...) and keys (2, ...)."""
+    """Return random 32-bit words of shape (4, ...) for counters (4, ...) and keys (2, ...)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -141,7 +141,7 @@ def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[
 
 
 class BatchRandom:
-    """Random numbers for the samples of a batch (16-byte ids) in one epoch."""
+    """Random numbers for a batch's samples, identified by 16-byte ids, in one epoch."""
 
     def __init__(self, sample_ids: bytes, *, seed: int, epoch: int) -> None:
         # The counter is the sample id, whose 16 bytes fit exactly.
@@ -154,7 +154,7 @@ class BatchRandom:
         return int(self._counter.shape[2])
 
     def bits(self, purpose: str, count: int) -> NDArray[np.uint64]:
-        """Return ``count`` draws of 32 bits per sample, as uint64 of shape (count, samples)."""
+        """Return ``count`` random 32-bit numbers per sample, as uint64 of shape (count, samples)."""
         # Each purpose has its own key, so that enabling one operation does not change the others.
         keys = [
             digest128(purpose.encode(), self._seed, self._epoch, block.to_bytes(8, "little"))[:_KEY_BYTES]
@@ -166,10 +166,10 @@ class BatchRandom:
 
 
 def unit_interval(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Convert 32-bit draws to numbers in [0, 1)."""
+    """Convert random 32-bit numbers to floats in [0, 1)."""
     return bits.astype(np.float64) * 2.0**-32
 
 
 def below(bits: NDArray[np.uint64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Convert 32-bit draws to integers in [0, ``bounds``), with a bias below ``bounds * 2**-32``."""
+    """Convert random 32-bit numbers to integers in [0, ``bounds``), with a bias below ``bounds * 2**-32``."""
     return ((bits * bounds.astype(np.uint64)) >> _HALF).astype(np.int64)

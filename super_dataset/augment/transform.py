@@ -43,16 +43,16 @@ _DEVICE_BYTES = 256 * 2**20
 
 
 class Augment:
-    """Random augmentation that is new in each epoch and reproducible everywhere.
+    """Random augmentation that differs in every epoch and is reproducible everywhere.
 
-    A sample's random values only depend on (``seed``, epoch, sample id), not on its batch, rank, worker or
-    job, nor on torch's generators. A resumed run draws the same values. Arguments mean the same as in
-    torchvision's RandomResizedCrop, RandomHorizontalFlip, ColorJitter and Normalize, which are applied in
-    this order. docs/data.md lists the differences.
+    A sample's random values depend only on ``seed``, epoch and sample id, not on its batch, rank, worker or
+    job, nor on torch's generators. A resumed run draws the same values. The arguments have the same meaning
+    as in torchvision's RandomResizedCrop, RandomHorizontalFlip, ColorJitter and Normalize, which are applied
+    in that order. docs/data.md lists the differences.
 
     To augment in workers, pass ``SuperDataset(..., transform=Augment(224))``. To augment on the device, pass
     ``SuperDataset(..., return_info=True)`` and call ``augment.images(images.to(device), info)`` in the
-    training loop. Both give the same images, except for rounding.
+    training loop. Both ways produce the same images, except for rounding.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), transform=Augment(24, seed=1))
     >>> images, labels = next(iter(SuperLoader(dataset, SuperSampler(dataset, batch_size=4, shuffle=True))))
@@ -60,20 +60,20 @@ class Augment:
     (torch.Size([4, 3, 24, 24]), torch.float32)
 
     Args:
-        size: side, or (height, width), of the random resized crop in pixels. ``None`` does not crop.
-        scale: range of the crop's share of the area.
-        ratio: range of the crop's aspect ratio, width to height.
+        size: side, or (height, width), of the random resized crop in pixels. ``None`` disables cropping.
+        scale: range of the crop's share of the image area.
+        ratio: range of the crop's aspect ratio (width / height).
         flip: probability of a horizontal flip.
-        brightness: range of the factor, ``1 - brightness`` to ``1 + brightness``, or (low, high). 0 disables
-            it.
+        brightness: range of the factor as (low, high), or a number for ``1 - brightness`` to
+            ``1 + brightness``. 0 disables it.
         contrast: the same for contrast.
         saturation: the same for saturation.
-        hue: range of the shift, ``-hue`` to ``hue`` (at most 0.5, half the circle), or (low, high). 0
-            disables it.
-        mean: mean per channel, for pixels from 0 to 1. Requires ``std``. ``None`` does not normalise.
+        hue: range of the shift as (low, high), or a number for ``-hue`` to ``hue`` (at most 0.5, which is
+            half the circle). 0 disables it.
+        mean: mean per channel, for pixels from 0 to 1. Requires ``std``. ``None`` disables normalisation.
         std: standard deviation per channel.
-        dtype: float32, bfloat16 or float16 (pixels from 0 to 1 unless normalised), or uint8.
-        seed: augmentation seed, which jobs may share.
+        dtype: float32, bfloat16 or float16 (with pixels from 0 to 1 unless normalised), or uint8.
+        seed: seed of the augmentation. Several jobs may share it.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -117,24 +117,24 @@ class Augment:
         self._seed = seed
 
     def __call__(self, images: Images, labels: Any, info: BatchInfo) -> tuple[torch.Tensor, Any]:
-        """Return (augmented images, unchanged labels), as a SuperDataset's ``transform`` does."""
+        """Return the augmented images and the unchanged labels, as a SuperDataset's ``transform`` does."""
         return self.images(images, info), labels
 
     def images(self, images: Images, info: BatchInfo) -> torch.Tensor:
-        """Return augmented images, on the device of ``images``.
+        """Return the augmented images, on the same device as ``images``.
 
         Args:
             images: uint8 of shape (samples, channels, height, width) or, if ``size`` is set, a list of images
                 (channels, height, width) of any sizes.
-            info: the same batch's ``BatchInfo``.
+            info: the ``BatchInfo`` of the same batch.
 
         Returns:
             A tensor of ``dtype`` and shape (samples, channels, height, width), channels_last. On the CPU, it
-            uses the memory for batches.
+            is allocated in the memory for batches.
 
         Raises:
             UsageError: the samples are not images; their sizes differ and ``size`` is not set; ``mean`` or
-                the jitter require a different number of channels; or ``info`` belongs to another batch.
+                the jitter requires a different number of channels; or ``info`` belongs to another batch.
         """
         channels, heights, widths = self._checked(images, info)
         size = self._size or (int(heights[0]), int(widths[0]))
@@ -194,7 +194,7 @@ class Augment:
         first = 0
         while first < len(output):
             image = images[first]
-            # As many samples at once as memory allows, but one at a time from a list, where sizes differ.
+            # As many samples at once as memory allows, but one at a time from a list, since sizes differ.
             pixels = image.numel() + image.shape[0] * height * width * 2
             at_once = max(1, _DEVICE_BYTES // (4 * pixels)) if isinstance(images, torch.Tensor) else 1
             end = min(first + at_once, len(output))
@@ -212,7 +212,7 @@ class Augment:
             first = end
 
     def _deliver(self, planes: torch.Tensor, target: torch.Tensor) -> None:
-        """Scale, normalise or round images into ``target``, (samples, height, width, channels)."""
+        """Write scaled, normalised or rounded images to ``target``, (samples, height, width, channels)."""
         if self._dtype == torch.uint8:
             planes.round_()
         else:
@@ -221,13 +221,13 @@ class Augment:
         target.copy_(planes.movedim(1, -1))
 
     def _affine(self, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return factors and offsets for pixels from 0 to 255, float32 of shape (channels,)."""
+        """Return factors and offsets to normalise pixels from 0 to 255, float32 of shape (channels,)."""
         means, stds = self._moments or ((0.0,) * channels, (1.0,) * channels)
         factors = [1 / (_WHITE * std) for std in stds]
         return torch.tensor(factors), torch.tensor([-m / std for m, std in zip(means, stds, strict=True)])
 
     def _checked(self, images: Images, info: BatchInfo) -> tuple[int, NDArray[np.int64], NDArray[np.int64]]:
-        """Check that the images can be augmented, and return their channels, heights and widths."""
+        """Check that the images can be augmented, and return their number of channels, heights and widths."""
         given: object = images
         if isinstance(given, dict):
             raise UsageError(
@@ -303,7 +303,7 @@ def _pair(name: str, value: Any, *, high: float) -> tuple[float, float]:
 
 
 def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
-    """Return a colour factor's range as in ColorJitter, or ``None`` for no change."""
+    """Return the range of a colour factor, as in ColorJitter, or ``None`` if it changes nothing."""
     centre, low, high = (0.0, -0.5, 0.5) if name == "hue" else (1.0, 0.0, math.inf)
     span: tuple[float, ...] = tuple(value) if isinstance(value, (list, tuple)) else ()
     if _are_numbers(value) and value >= 0:
@@ -316,7 +316,7 @@ def _jitter_range(name: str, value: Any) -> tuple[float, float] | None:
 
 
 def _moments(mean: Any, std: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-    """Return mean and std per channel, for pixels from 0 to 1."""
+    """Check and return the mean and std of each channel, for pixels from 0 to 1."""
     if mean is None and std is None:
         return None
     means, stds = (tuple(value) if isinstance(value, (list, tuple)) else () for value in (mean, std))

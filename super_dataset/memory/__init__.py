@@ -1,4 +1,4 @@
-"""Memory of batches: recycled, shared and pinned, and the transfer to a device."""
+"""Recycled, shared and pinned memory for batches, and their transfer to a device."""
 
 from __future__ import annotations
 

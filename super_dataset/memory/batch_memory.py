@@ -28,7 +28,7 @@ _ALIGNMENT = 64  # bytes; a multiple of every dtype's size
 
 
 class Memory(Protocol):
-    """Allocator for batches. If ``shared`` with other processes, a batch should use a single block."""
+    """Allocator for batches. If memory is ``shared`` with other processes, use one block per batch."""
 
     shared: bool
 
@@ -37,7 +37,7 @@ class Memory(Protocol):
 
 
 class PinnedMemory:
-    """Page-locked memory from torch, which keeps it until copies to the device have finished."""
+    """Page-locked memory. torch keeps it allocated until copies to the device have finished."""
 
     shared = False
 
@@ -47,7 +47,7 @@ class PinnedMemory:
 
 
 class RecycledMemory:
-    """Memory that is reused once it is unreferenced. Keeps up to ``idle_blocks``. Thread-safe."""
+    """Memory that is reused once unreferenced. Keeps up to ``idle_blocks`` unused blocks. Thread-safe."""
 
     shared = False
 
@@ -60,7 +60,7 @@ class RecycledMemory:
         """See :class:`Memory`."""
         if not size:
             return torch.empty(0, dtype=torch.uint8)
-        # Each page of fresh memory costs a page fault, which is more than receiving into it.
+        # Each page of fresh memory costs a page fault, which takes longer than receiving into it.
         block = self._idle_block(size)
         # The tensor's storage keeps this array alive, and so do all tensors, views and arrays derived from
         # it. Once the array is gone, all of them are.
@@ -84,7 +84,7 @@ _chosen = threading.local()
 
 
 def memory_here() -> Memory:
-    """Return this thread's allocator. The default is shared memory in a worker, else recycled memory."""
+    """Return this thread's allocator, by default shared memory in a worker and recycled memory elsewhere."""
     chosen: Memory | None = getattr(_chosen, "memory", None)
     if chosen is not None:
         return chosen
@@ -93,7 +93,7 @@ def memory_here() -> Memory:
 
 @contextmanager
 def receiving_into(memory: Memory, *, finished_elsewhere: bool = False) -> Iterator[None]:
-    """Receive this thread's batches into ``memory``, as ``Unfinished`` if ``finished_elsewhere``."""
+    """Receive this thread's batches into ``memory``, as ``Unfinished`` items if ``finished_elsewhere``."""
     before = getattr(_chosen, "memory", None), finished_elsewhere_here()
     _chosen.memory, _chosen.elsewhere = memory, finished_elsewhere
     try:
@@ -103,12 +103,12 @@ def receiving_into(memory: Memory, *, finished_elsewhere: bool = False) -> Itera
 
 
 def finished_elsewhere_here() -> bool:
-    """Return this thread's ``finished_elsewhere``, as set by :func:`receiving_into`."""
+    """Return this thread's ``finished_elsewhere`` flag, as set by :func:`receiving_into`."""
     return bool(getattr(_chosen, "elsewhere", False))
 
 
 def empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return an uninitialised tensor. On the CPU, it is in this thread's memory for batches."""
+    """Return an uninitialised tensor. On the CPU, it comes from this thread's allocator."""
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     flat = memory_here().take(math.prod(shape) * dtype.itemsize)
@@ -128,7 +128,7 @@ def in_one_block(tensors: Sequence[torch.Tensor], memory: Memory) -> list[torch.
 
 
 def cut_up(memory: Memory, sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Cut one block into tensors of ``sizes`` bytes, each aligned for any dtype."""
+    """Cut one new block into tensors of the given ``sizes`` in bytes, each aligned for any dtype."""
     rounded = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
     starts = list(accumulate(rounded, initial=0))
     block = memory.take(starts.pop())
@@ -136,7 +136,7 @@ def cut_up(memory: Memory, sizes: Sequence[int]) -> list[torch.Tensor]:
 
 
 class Unfinished(NamedTuple):
-    """A batch in transit, which ``finish`` turns into the loader's item at the destination."""
+    """A batch to complete at its destination, where ``finish`` turns it into the loader's item."""
 
     images: torch.Tensor
     finish: Callable[[torch.Tensor], torch.Tensor]
@@ -155,11 +155,11 @@ class Mover:
         self.memory: Memory = RecycledMemory()
 
     def send(self, item: Any) -> Any:
-        """Start moving all tensors of an item, in the thread that read it."""
+        """Start moving all tensors of an item. Called in the thread that read it."""
         return item
 
     def receive(self, sent: Any) -> Any:
-        """Return the item from :meth:`send`, ready for this thread's current stream."""
+        """Return an item sent with :meth:`send`, ready for use on this thread's current stream."""
         return sent
 
 

@@ -1,8 +1,8 @@
 """Transfer of batches from a DataLoader worker to the trainer, in reusable memory that both map.
 
-A worker owns a few blocks, which are files in memory. A message names one. The trainer opens it under
-``/proc/<worker>/fd``, maps it, and marks it free when its last tensor is gone. If blocks run out, or the
-system lacks such files, torch's own method is used. Small tensors are sent inside the message.
+A worker owns a few blocks, which are in-memory files. Each message names a block. The trainer opens it under
+``/proc/<worker>/fd``, maps it, and marks it free once its last tensor is gone. If blocks run out, or the
+system has no such files, torch's own method is used. Small tensors are sent inside the message.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TOKEN_BYTES = 16
 _TRAILER_BYTES = mmap.PAGESIZE
 _FLAGS = _TRAILER_BYTES - _TOKEN_BYTES  # maximum number of a block's tensors in use
 _FREE = 0
-_IN_TRANSIT = 1  # sent and not received yet
+_IN_TRANSIT = 1  # sent but not received yet
 _HELD = 2  # received and in use
 _RETIRED = 3  # gone, but a fork may still read it
 
@@ -65,7 +65,7 @@ os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
 
 
 class Block:
-    """An in-memory file of ``size`` bytes, rounded up to pages, plus the trailer. May raise ``OSError``."""
+    """An in-memory file of ``size`` bytes, rounded up to pages, plus a trailer. May raise ``OSError``."""
 
     def __init__(self, size: int) -> None:
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -87,13 +87,13 @@ class Block:
 
     @property
     def free(self) -> bool:
-        """Return whether the block is unused, here and elsewhere."""
+        """Return whether the block is unused in this and all other processes."""
         # Tensors are only sent while the array exists, so once it is gone, flags are only cleared.
         return self._returned() and not self._flags.any()
 
     @property
     def retired(self) -> bool:
-        """Return whether only a fork may still use the block, which it could read at any time."""
+        """Return whether only a forked process, which could read at any time, may still use the block."""
         if not self._returned():
             return False
         forked_here = self._lent is not None and self._lent_forks != _forks
@@ -109,7 +109,7 @@ class Block:
         return torch.from_numpy(lent)
 
     def send(self) -> int | None:
-        """Set a flag for a tensor to send and return its index, or ``None`` if no flag is free."""
+        """Reserve a flag for a tensor to send. Return the flag's index, or ``None`` if no flag is free."""
         flag = int(self._flags.argmin())
         if self._flags[flag] != _FREE:
             return None
@@ -125,7 +125,7 @@ class Block:
 
 
 def files_can_be_opened() -> bool:
-    """Return whether the trainer can open this process's in-memory files by number."""
+    """Return whether the trainer can open this process's in-memory files by descriptor."""
     try:
         # In /proc, a process that others may not inspect belongs to root. If this process may inspect its
         # parent, the reverse probably holds too.
@@ -155,7 +155,7 @@ def open_file() -> int:
 
 
 def shared_bytes(size: int) -> torch.Tensor:
-    """Return uint8 memory of shape (size,) that other processes can map, allocated as torch allocates it."""
+    """Return uint8 memory of shape (size,) that other processes can map, allocated by torch's own method."""
     new_shared: Callable[[int], torch.UntypedStorage] = torch.UntypedStorage._new_shared  # noqa: SLF001 # no public name
     memory = torch.empty(0, dtype=torch.uint8)
     memory.set_(new_shared(max(size, 1)), 0, (size,), (1,))
@@ -163,7 +163,7 @@ def shared_bytes(size: int) -> torch.Tensor:
 
 
 class WorkerMemory:
-    """A worker's blocks. They belong to the process that takes memory from them. Thread-safe."""
+    """A worker's blocks, owned by the process that allocates from them. Thread-safe."""
 
     shared = True
 
@@ -246,7 +246,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _rebuild_small(content: bytes, layout: tuple[Any, ...]) -> torch.Tensor:
-    memory = bytearray(content or b"\0")  # torch accepts no empty buffer
+    memory = bytearray(content or b"\0")  # torch rejects empty buffers
     return _view(torch.frombuffer(memory, dtype=torch.uint8), layout)
 
 

@@ -25,22 +25,22 @@ _NAMED_MAX = 100
 _LISTED_MAX = 100_000
 _REASON_MAX = 1000
 
-# Whether this thread's caller goes on with the next batch after a BatchLeftOut.
+# Whether this thread's caller continues with the next batch after a BatchLeftOut.
 LEAVES_OUT: ContextVar[bool] = ContextVar("LEAVES_OUT", default=False)
 
 
 class BatchLeftOut(Exception):  # noqa: N818 # not an error: the loader skips the batch
     """All samples of the batch are bad, and the policy is to skip them.
 
-    If a whole epoch is skipped, the loader raises the cause of the first one.
+    If every batch of an epoch is skipped, the loader raises the first one's cause.
     """
 
 
 class BadSample(NamedTuple):
     """A sample that could not be produced, and how readers handled it.
 
-    ``handled`` is ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``. ``times`` counts how
-    often this process and its workers found it.
+    ``handled`` is ``skipped``, ``replaced``, ``batch left out`` or ``batch filled``. ``times`` is the
+    number of times it occurred in this process and its workers.
     """
 
     # As in a BatchInfo, including the member of an archive.
@@ -51,7 +51,7 @@ class BadSample(NamedTuple):
 
 
 class BadSamples:
-    """A dataset's bad samples. The process that created the list keeps it, and copies forward to it."""
+    """A dataset's bad samples, kept in the process that created the list. Copies forward to that list."""
 
     def __init__(self, source: str) -> None:
         self.pid = os.getpid()
@@ -69,7 +69,7 @@ class BadSamples:
         return _in_worker, (self.pid, self._file, _identity(self._file), self._source)
 
     def add(self, ref: BatchRef, bad: Mapping[int, str], handled: str) -> None:
-        """Record a batch's bad samples, reasons by offset, and how they were handled."""
+        """Record a batch's bad samples, given as reasons by offset, and how they were handled."""
         entries = [(ref.name_of(at), reason[:_REASON_MAX], handled) for at, reason in sorted(bad.items())]
         if os.getpid() == self.pid:
             self._note(entries)
@@ -85,7 +85,7 @@ class BadSamples:
             return tuple(self._listed.values())
 
     def collect(self) -> None:
-        """Read what workers have sent. Takes a microsecond if there is nothing."""
+        """Read what workers have sent. This takes a microsecond if there is nothing to read."""
         if os.getpid() != self.pid or not os.fstat(self._file).st_size:
             return
         with self._lock, _locked(self._file):
@@ -94,7 +94,7 @@ class BadSamples:
         self._note(json.loads(line) for line in sent.splitlines())
 
     def close(self) -> None:
-        """Log a summary at the end of the dataset or its process, and close the file."""
+        """Log a summary and close the file. Called when the dataset is dropped or its process exits."""
         if os.getpid() == self.pid:
             self.collect()
             if self._listed:
@@ -137,7 +137,7 @@ def _identity(file: int) -> tuple[int, int]:
 
 
 def _in_worker(pid: int, file: int, identity: tuple[int, int], source: str) -> BadSamples:
-    """Return a list that forwards to the original, or a new one if that is gone or in this process."""
+    """Return a copy that forwards to the original, or a new list if that is gone or in this process."""
     copy = BadSamples(source)
     if pid == os.getpid():
         return copy

@@ -1,4 +1,4 @@
-"""A batch being read: checks of its records, its report and its errors."""
+"""A batch being read: its record checks, read report and errors."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ _RELIST = (
 _REMEDY = 'Repair or remove these objects, or pass on_bad_sample="skip" or "replace" to SuperDataset'
 _REASON_CHARACTERS = 600  # a custom step's exception may contain its whole input
 
-# Header bytes that are equal for samples of one layout: magic to payload length, and shape.
+# Header bytes that are the same for all samples of one layout: magic to payload length, and shape.
 LAYOUT = np.r_[0:16, 24:48]
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch while it is read, and the result.
+    """A batch while it is being read, and the result.
 
-    Once ``missing`` is empty, every sample is in ``buffer`` or, with a reason, in ``bad``.
+    Once ``missing`` is empty, every sample is either in ``buffer`` or, with a reason, in ``bad``.
     """
 
     ref: BatchRef
@@ -112,7 +112,7 @@ class Batch:
         return self.buffer.size - self.straight - len(self.not_hit.union(self.missing))
 
     def sort_straight(self, done: list[int]) -> dict[int, str]:
-        """Check records from packs. Return the failed ones, to be requested again, with reasons."""
+        """Check records read from packs. Return the reasons for those that failed, to request them again."""
         buffer = self.buffer
         failed = {
             offset: str(other)
@@ -133,7 +133,7 @@ class Batch:
         return failed
 
     def sort_pointed(self, done: list[int], failed: dict[int, str]) -> dict[int, str]:
-        """Check records read by pointers. Return the failed ones, to be produced again, with reasons."""
+        """Check records read by pointers. Return the reasons for those that failed, to produce them again."""
         for offset in self.pointers.keys() - done:
             self.buffer.take_back(offset)
         failed |= self.sort_straight(done)
@@ -147,7 +147,7 @@ class Batch:
         return notes
 
     def sort(self) -> None:
-        """Sort the missing samples by the last attempt's replies.
+        """Sort the missing samples according to the replies to the last attempt.
 
         Raises:
             CacheError: the cache rejected a request.
@@ -193,7 +193,7 @@ class Batch:
             raise refusal(self.ref.cache, text)
 
     def report(self, *, done: bool) -> ReadReport:
-        """Return the read report. Only samples that the cache reported absent are misses."""
+        """Return the read report. Only samples that the cache reported as absent count as misses."""
         ref = self.ref
         return ReadReport(
             rank=ref.rank,
@@ -246,13 +246,13 @@ class Batch:
 
 
 def batch_name(ref: BatchRef) -> str:
-    """Describe a batch in a message."""
+    """Return a description of a batch for messages."""
     position = f"position {ref.position} of epoch {ref.epoch}, rank {ref.rank}, job {ref.job}"
     return f"batch {ref.batch_id.hex()} ({position})"
 
 
 def bad_sample_error(ref: BatchRef, bad: Mapping[int, str], remedy: str = "") -> BadSampleError:
-    """Return an error that names the batch, and the key and reason of its bad samples."""
+    """Return an error that names the batch and lists its bad samples with their keys and reasons."""
     remedy = remedy or (_RELIST if all(CHANGED_SINCE in reason for reason in bad.values()) else _REMEDY)
     named = _listed(f"{ref.name_of(offset)} ({bad[offset]})" for offset in sorted(bad))
     return BadSampleError(
@@ -269,9 +269,9 @@ def _listed(names: Iterable[str]) -> str:
 def check_records(
     buffer: BatchBuffer, sample_ids: bytes, offsets: NDArray[np.intp], seen: SeenRecords | None
 ) -> dict[int, Other]:
-    """Check the records at ``offsets``, and return those that are not good, by offset.
+    """Check the records at ``offsets``. Return what arrived in place of good records, by offset.
 
-    ``sample_ids`` are the whole batch's. If ``seen`` is ``None``, all payloads are hashed.
+    ``sample_ids`` are those of all samples in the batch. If ``seen`` is ``None``, all payloads are hashed.
     """
     if not len(offsets):
         return {}
@@ -295,7 +295,7 @@ def check_records(
 
 
 def _parsed(buffer: BatchBuffer, sample_ids: bytes, offset: int) -> Header | Other:
-    """Return a good record's header, or what was received instead."""
+    """Return the header of a good record, or whatever was received instead."""
     record_bytes = int(buffer.record_bytes[offset])
     sample_id = sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES]
     payload, raw_header = buffer.payload(offset), bytes(buffer.raw_headers[offset])

@@ -1,4 +1,4 @@
-"""The memory for one batch, and the choice of payloads to hash on arrival."""
+"""Memory for a batch, and the selection of payloads to hash on arrival."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _NONE, _RECORD = int(ReplyKind.NONE), int(ReplyKind.RECORD)
 
 
 class Incoming(NamedTuple):
-    """A record being received. Without a complete header, all of it is payload."""
+    """A record being received. If it is too short for a header, all of it counts as payload."""
 
     offset: int
     header: bytes
@@ -61,15 +61,16 @@ class Incoming(NamedTuple):
 class BatchBuffer:
     """Memory for the records of ``size`` samples.
 
-    For each sample, ``replies`` has a :class:`ReplyKind`, ``headers`` the record's header (zeros if it is
-    shorter), ``raw_headers`` the same as uint8 (size, 64), and ``record_bytes`` the length as framed.
+    For each sample, ``replies`` holds a :class:`ReplyKind`, ``headers`` the record's header (zeros if the
+    record is shorter), ``raw_headers`` the same bytes as uint8 (size, 64), and ``record_bytes`` the
+    record's length.
 
     Args:
         size: number of samples.
         memory: allocator for the block.
-        uniform: whether to expect records of one size. Otherwise each payload gets separate memory.
-        expected_bytes: expected length of a payload. A record of another length then allocates no block. If
-            unknown, a block takes at most 64 MiB.
+        uniform: whether to expect records of the same size. Otherwise, each payload gets separate memory.
+        expected_bytes: expected length of a payload. Records of a different length then allocate no block.
+            If it is unknown, the block takes at most 64 MiB.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class BatchBuffer:
         self.record_bytes: NDArray[np.int64] = np.zeros(size, dtype=np.int64)
         self.own: dict[int, memoryview] = {}  # payloads outside the block, by sample
         self.errors: dict[int, str] = {}  # error replies, by sample
-        # Samples whose payloads are hashed on arrival, by default all.
+        # Samples whose payloads to hash on arrival, by default all.
         self.to_hash: NDArray[np.bool_] = np.full(size, fill_value=True)
         self.digests: NDArray[np.uint64] = np.zeros(size, dtype=np.uint64)  # xxh3-64 of these
         # Payload bytes per slot of the block, or -1 without a block.
@@ -141,7 +142,7 @@ class BatchBuffer:
         self.replies[offsets] = _RECORD
 
     def take_back(self, offset: int) -> None:
-        """Drop a sample's bad record, so that it is requested again."""
+        """Drop a sample's bad record, so that the sample is requested again."""
         self.replies[offset] = _NONE
         self.own.pop(offset, None)
 
@@ -160,7 +161,7 @@ class BatchBuffer:
 
 
 class SeenRecords:
-    """The records hashed by this process, as a direct-mapped table of at most 8 MiB. Thread-safe."""
+    """The records hashed by this process, in a direct-mapped table of at most 8 MiB. Thread-safe."""
 
     def __init__(self) -> None:
         self._pid = 0
@@ -168,7 +169,7 @@ class SeenRecords:
         self._entries: NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
     def to_hash(self, sample_ids: bytes, epoch: int) -> NDArray[np.bool_]:
-        """Return which payloads to hash, bool (samples,): new ones and those that are due."""
+        """Return a bool mask (samples,) of payloads to hash: new ones and those due for another check."""
         if self._pid != os.getpid():  # a fork has not read its parent's records
             self._entries = np.zeros(_SLOTS, dtype=np.uint64)
             self._pid = os.getpid()  # last, since other threads check it
@@ -194,7 +195,7 @@ class SeenRecords:
 def _entries(
     sample_ids: bytes, buffer: BatchBuffer, offsets: NDArray[np.intp]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return the samples' slots, and values that identify their records. 0 marks an empty slot."""
+    """Return the samples' slots, and the values that identify their records. 0 marks an empty slot."""
     words = np.frombuffer(sample_ids, dtype="<u8")[1::2][offsets]
     headers = buffer.headers[offsets]
     times = headers["fetch_us"].astype(np.uint64) * np.uint64(0x9E3779B1) + headers["decode_us"]

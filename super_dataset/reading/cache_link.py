@@ -1,4 +1,4 @@
-"""A reading thread's link to its cache, which queries all nodes concurrently."""
+"""A reading thread's link to the cache. It queries all nodes concurrently."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _MAX_OWED = 32
 
 
 class CacheLink:
-    """Connections to a single node or to all nodes of a cluster, and the expected size of records.
+    """Connections to a single node or to all nodes of a cluster, and the expected record size.
 
-    Each request is attempted once. The next attempt requests samples that were lost with a node again, by a
-    new slot map. ``open_nodes`` is :class:`NodeConnections`, except in tests.
+    Each request is attempted once. If a node fails, the next attempt requests its samples again, using a new
+    slot map. ``open_nodes`` is :class:`NodeConnections`, except in tests.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class CacheLink:
         self._shunned_until_s: dict[Node | None, float] = {}
 
     def connect(self, cache: str, timeout_s: float) -> NodeConnections:
-        """Return the nodes of a cache, given the address of a single node or of any node of a cluster.
+        """Connect to a cache at the address of a single node or any node of a cluster. Return its nodes.
 
         Raises ``CacheUnreachableError`` if the cache does not respond in time, ``CacheError`` if it rejects
         the connection, and ``ConfigError`` if TLS files are invalid.
@@ -82,7 +82,7 @@ class CacheLink:
             nodes.close()
 
     def learn(self, buffer: BatchBuffer) -> None:
-        """Remember the records' size, and whether they have one size, for the next batch."""
+        """Remember the size of the records, and whether it is uniform, for the next batch."""
         sizes = buffer.record_bytes[buffer.replies == int(ReplyKind.RECORD)]
         if len(sizes):
             first = int(sizes[0])
@@ -222,7 +222,7 @@ def _request(
 
 
 def _receive(receivers: Mapping[Node, Receiver], batch: Batch) -> dict[Node, CacheUnreachableError]:
-    """Receive from all nodes concurrently, and return the errors of those that failed."""
+    """Receive replies from all nodes concurrently, and return the errors of the nodes that failed."""
     failed: dict[Node, CacheUnreachableError] = {}
     active = dict(receivers)
     # For a single node, a blocking receive is cheaper than a poll plus a receive.
@@ -264,7 +264,7 @@ def _ready(active: Mapping[Node, Receiver], poll: select.poll, batch: Batch) -> 
 def _redirected(
     nodes: NodeConnections, buffer: BatchBuffer, groups: Mapping[Node, Sequence[int]]
 ) -> tuple[Mapping[Node, Sequence[int]], set[int]]:
-    """Return the redirected samples by new node, and those that require ``ASKING``."""
+    """Return the redirected samples, grouped by new node, and those that require ``ASKING``."""
     redirected: dict[Node, list[int]] = {}
     asking: set[int] = set()
     for node, offsets in groups.items():

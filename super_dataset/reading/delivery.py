@@ -1,4 +1,4 @@
-"""Delivery of a batch: its samples as tensors, and its info."""
+"""Delivery of a batch: conversion of its samples to tensors, and its ``BatchInfo``."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _IMAGE_NDIM = 3
 def delivered_order(
     ref: BatchRef, bad: Mapping[int, str], policy: OnBadSample, padding: Padding = "keep"
 ) -> list[int] | None:
-    """Return the offsets to deliver, in order, or ``None`` for all as planned.
+    """Return the offsets to deliver, in order, or ``None`` to deliver all samples as planned.
 
-    The list is empty if all samples are bad. ``skip`` drops bad samples, ``replace`` repeats the batch's next
-    good sample, cyclically, and ``raise`` raises ``BadSampleError``.
+    The list is empty if all samples are bad. ``skip`` drops bad samples. ``replace`` repeats the batch's next
+    good sample, wrapping around at the end. ``raise`` raises ``BadSampleError``.
     """
     offsets = list(range(len(ref)))
     if padding == "skip" and ref.padding:
-        # A batch of only padding keeps one sample, so that ranks take equally many steps.
+        # A batch of only padding keeps one sample, so that all ranks take the same number of steps.
         offsets = np.flatnonzero(~ref.padding_mask()).tolist() or offsets[:1]
     if not bad:
         return offsets if len(offsets) < len(ref) else None
@@ -60,7 +60,7 @@ def delivered_order(
 
 
 def check_label_dtype(name: str) -> None:
-    """Raise ``ConfigError`` for a label dtype without a tensor dtype."""
+    """Raise ``ConfigError`` for a label dtype that torch lacks."""
     try:
         for field in label_fields_of(name).values():
             torch.from_numpy(np.empty(0, dtype=field.dtype.base))
@@ -71,7 +71,7 @@ def check_label_dtype(name: str) -> None:
 def label_tensor(labels: Labels, order: Sequence[int] | None) -> SampleTensors:
     """Copy labels, or those at the indices in ``order``, to a tensor of shape (samples, ...).
 
-    Lists of varying length become a list of tensors, and named fields a dict of these.
+    Lists of varying length become a list of tensors. Named fields become a dict of such values.
     """
     indices = np.arange(len(labels)) if order is None else np.asarray(order, dtype=np.intp)
     chosen = labels[indices]
@@ -90,10 +90,10 @@ def _column_tensors(labels: RaggedLabels, name: str) -> _Tensors:
 
 
 def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTensors:
-    """Return the batch's samples, all of them good, or a copy of those at the indices in ``order``.
+    """Return a batch's samples, if all are good, or a copy of those at the indices in ``order``.
 
-    Records of one dtype and shape are stacked. Others become a list of tensors. Named arrays become a dict of
-    these, always a copy. Raises ``UsageError`` if samples have different names.
+    Records of the same dtype and shape are stacked. Others become a list of tensors. Named arrays become a
+    dict of either, which is always a copy. Raises ``UsageError`` if names differ between samples.
     """
     chosen = range(buffer.size) if order is None else order
     kinds = buffer.headers["kind"][list(chosen)]
@@ -120,7 +120,7 @@ def sample_tensors(buffer: BatchBuffer, order: Sequence[int] | None) -> SampleTe
 def _shaped(
     flat: torch.Tensor, buffer: BatchBuffer, offset: int, *, stacked: int | None = None
 ) -> torch.Tensor:
-    """View bytes as the sample at ``offset``, or as ``stacked`` samples of its layout."""
+    """View bytes as the sample at ``offset``, or as ``stacked`` samples with the same layout."""
     header = parse_header(bytes(buffer.raw_headers[offset]))
     return _laid_out(flat, header.dtype, header.shape, stacked)
 
@@ -170,7 +170,7 @@ def _field_tensors(buffer: BatchBuffer, chosen: Sequence[int]) -> dict[str, _Ten
 
 
 def _arrays_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayLocation]:
-    """Return a sample's named arrays, or an empty dict for a single array."""
+    """Return the locations of a sample's named arrays, or an empty dict for a single array."""
     if buffer.headers["kind"][offset] != RecordKind.ARRAYS:
         return {}
     return {array.name: array for array in array_locations(buffer.payload(offset))}
@@ -178,13 +178,13 @@ def _arrays_in(buffer: BatchBuffer, offset: int) -> dict[str, ArrayLocation]:
 
 @dataclass(slots=True, eq=False)  # not frozen: Lightning refuses frozen dataclasses in batches
 class BatchInfo:
-    """A batch's origin, cost and bad samples.
+    """Origin, read statistics and bad samples of a batch.
 
-    Its pickle is small, and pinning, collating or moving it to a device leaves it unchanged. ``sample_ids``
-    (16 bytes each), ``keys`` (empty if the plan's page had no room for them) and ``padding`` (bool of shape
-    (samples,), or ``None`` if no sample is padding) match the delivered samples in order, even if some were
-    skipped or replaced. If all were bad, and samples of an earlier batch are repeated instead, all are
-    padding.
+    It is small when pickled, and pinning, collating or moving it to a device leaves it unchanged.
+    ``sample_ids`` (16 bytes each), ``keys`` (empty if the plan's page had no room for them) and ``padding``
+    (bool of shape (samples,), or ``None`` if no sample is padding) match the delivered samples in order, even
+    if some were skipped or replaced. If all were bad and samples of an earlier batch are repeated instead,
+    all of them count as padding.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32), return_info=True)
     >>> sampler = SuperSampler(dataset, batch_size=3, shuffle=False, job="info")
@@ -204,9 +204,9 @@ class BatchInfo:
     keys: tuple[str, ...]
     padding: NDArray[np.bool_] | None
     fetch_s: float
-    """Time in seconds that functions took to fetch the delivered samples, whenever that was."""
+    """Time in seconds that functions spent fetching the delivered samples, in this epoch or earlier."""
     decode_s: float
-    """Time in seconds that functions took to decode and transform them."""
+    """Time in seconds that functions spent decoding and transforming the delivered samples."""
     read_s: float
     """Time in seconds spent reading packs, querying the cache and receiving."""
     check_s: float
@@ -220,20 +220,20 @@ class BatchInfo:
     misses: int
     """Number of samples that the first GET did not find or found corrupt."""
     straight: int = 0
-    """Number of samples read straight from the store's packs, which are neither hits nor misses."""
+    """Number of samples read directly from the store's packs, which are neither hits nor misses."""
     seed: int = 0
     """The sampler's seed."""
     bad: tuple[tuple[str, str], ...] = ()
     """The (key, reason) of each sample that could not be produced and was skipped or replaced."""
     repetitions: NDArray[np.uint32] | None = None
-    """Earlier draws of each delivered sample in this epoch, or ``None`` if all are 0."""
+    """Number of earlier draws of each delivered sample in this epoch, or ``None`` if all are 0."""
 
     @property
     def draw_ids(self) -> bytes:
         """Return a 16-byte random seed for each delivered sample.
 
-        The seed is the sample's id, altered if the sample was drawn earlier in this epoch so that each draw
-        gets its own.
+        The seed is the sample's id. If the sample was already drawn in this epoch, the id is altered so
+        that each draw has its own seed.
         """
         if self.repetitions is None:
             return self.sample_ids
@@ -242,12 +242,12 @@ class BatchInfo:
         return words.tobytes()
 
     def to(self, *_args: object, **_how: object) -> Self:
-        """Return itself. Frameworks call this on everything in a batch."""
+        """Return ``self``. Frameworks call this method on everything in a batch."""
         return self
 
 
 def batch_info(read: Batch, order: Sequence[int] | None) -> BatchInfo:
-    """Return the info for the samples at the indices in ``order``, by default all as planned."""
+    """Return the info for the samples at the indices in ``order``, or for all samples if it is ``None``."""
     ref, headers = read.ref, read.buffer.headers
     sample_ids, keys, padding = ref.sample_ids, ref.keys, ref.padding_mask() if ref.padding else None
     repetitions = np.frombuffer(ref.repetitions, dtype="<u4") if ref.repetitions else None
@@ -285,16 +285,16 @@ _KEPT_MAX = 8
 
 
 class LastGood:
-    """A few samples of the last good batch, to fill batches without good samples."""
+    """A few samples of the last good batch, kept to fill batches that have no good samples."""
 
     def __init__(self, images: SampleTensors, labels: SampleTensors, info: BatchInfo) -> None:
-        # Copies, since the training loop may change a batch in place. Eight cost far less than a batch.
+        # Copies, since the training loop may change a batch in place. Eight samples cost little.
         self._count = min(_KEPT_MAX, len(info.sample_ids) // ID_BYTES)
         kept = range(self._count)
         self._images, self._labels, self._info = _copies(images, kept), _copies(labels, kept), info
 
     def fill(self, info: BatchInfo, size: int) -> tuple[SampleTensors, SampleTensors, BatchInfo]:
-        """Return ``size`` samples, cyclically, as padding in place of the batch of ``info``."""
+        """Return ``size`` samples, repeated as needed, as padding in place of the batch of ``info``."""
         rows, last = [row % self._count for row in range(size)], self._info
         ids = (last.sample_ids[at * ID_BYTES : (at + 1) * ID_BYTES] for at in rows)
         filled = replace(

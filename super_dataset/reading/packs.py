@@ -1,4 +1,4 @@
-"""Reading records straight from a store's packs into the batch buffer."""
+"""Reading records directly from a store's packs into the batch buffer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SHARE_OF_FILES = 4  # use at most a quarter of the files that this process may 
 
 
 class OpenPack:
-    """A pack's file descriptor. It is closed when unreferenced, so never during a read."""
+    """A pack's file descriptor, closed once nothing refers to this object, so never during a read."""
 
     __slots__ = ("descriptor",)
 
@@ -61,8 +61,8 @@ class OpenPack:
 class OpenPacks:
     """This process's open packs, from all stores. Thread-safe.
 
-    The least recently used packs beyond ``limit`` are closed. Each reading thread may keep 64 more open. A
-    forked process starts with none.
+    Beyond ``limit``, the least recently used packs are closed. Each reading thread may keep 64 more open. A
+    forked process starts without open packs.
     """
 
     def __init__(self, limit: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,7 +101,7 @@ class OpenPacks:
             self._packs.pop((store, pack), None)
 
     def drop_removed(self) -> None:
-        """Close packs that have been removed, to free their disk space. Runs once a minute."""
+        """Close packs whose files were removed, to free disk space. Checks at most once a minute."""
         if self._clock() < self._next_check_s:
             return
         self._next_check_s = self._clock() + _CHECK_EVERY_S
@@ -134,7 +134,7 @@ class StoreErrorLog:
         self._count = 0  # samples since then
 
     def add(self, ref: BatchRef, failed: Mapping[int, str]) -> None:
-        """Count the batch's samples that could not be read, and log them if a minute has passed."""
+        """Count the batch's samples that could not be read. Log the count if a minute has passed."""
         self._count += len(failed)
         if self._clock() - self._logged_s < _LOG_EVERY_S:
             return
@@ -158,9 +158,9 @@ _Entry: TypeAlias = tuple[int, str, int, int]
 
 
 def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[list[int], dict[int, str]]:
-    """Read the records whose locations the plan has.
+    """Read the records whose locations are in the plan.
 
-    Returns the offsets of records that were read, unchecked, and the reason for each failure.
+    Returns the offsets of the records that were read but not checked, and the reason for each failure.
     """
     reading = _Reading(ref.store, buffer, packs)
     return reading.run(_entries_of(ref, reading.failed))
@@ -169,9 +169,9 @@ def read_placed(ref: BatchRef, buffer: BatchBuffer, packs: OpenPacks) -> tuple[l
 def read_pointed(
     store: str, pointers: Mapping[int, Pointer], buffer: BatchBuffer, packs: OpenPacks
 ) -> tuple[list[int], dict[int, str]]:
-    """Read the records that the cache's pointers lead to, as :func:`read_placed` does.
+    """Read the records that the cache's pointers refer to. Returns the same as :func:`read_placed`.
 
-    ``store`` is empty if none is accessible.
+    ``store`` is empty if no store is accessible.
     """
     reading = _Reading(store, buffer, packs)
     located = [
@@ -185,7 +185,7 @@ def read_pointed(
 
 
 def _entries_of(ref: BatchRef, failed: dict[int, str]) -> list[_Entry]:
-    """Return the located records in pack order. Those with invalid locations are added to ``failed``."""
+    """Return the located records in pack order. Add samples with invalid locations to ``failed``."""
     if ref.places is None:
         return []
     names = ("", *ref.places.packs)
@@ -271,7 +271,7 @@ class _Reading:
             return None
 
     def _read(self, entry: _Entry, pack: OpenPack) -> None:
-        """Read one record. The first of a batch sets the block size."""
+        """Read one record. The first record of a batch sets the block size."""
         offset, name, begin, length = entry
         buffer, header = self._buffer, bytearray(HEADER_BYTES)
         try:
@@ -294,7 +294,7 @@ class _MissingDataError(Exception):
 
 
 def _announce(pack: OpenPack, begin: int, length: int) -> None:
-    """Have the kernel fetch bytes of a pack in the background, if it can."""
+    """Ask the kernel to read part of a pack ahead in the background, if it supports that."""
     with contextlib.suppress(OSError, AttributeError):
         os.posix_fadvise(pack.descriptor, begin, length, os.POSIX_FADV_WILLNEED)
 

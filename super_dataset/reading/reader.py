@@ -78,7 +78,7 @@ class BatchReader:
         vars(self).update(state, _local=threading.local())
 
     def link(self) -> CacheLink:
-        """Return this thread's link, which each process opens for itself."""
+        """Return this thread's link. Each process opens its own."""
         link: CacheLink | None = getattr(self._local, "link", None)
         if link is not None and link.pid == os.getpid():
             return link
@@ -88,7 +88,7 @@ class BatchReader:
         return link
 
     def ping(self, cache: str, *, timeout_s: float) -> None:
-        """Ping the cache over separate connections. Raises as :meth:`CacheLink.connect` does."""
+        """Ping the cache over separate connections. Raises the same errors as :meth:`CacheLink.connect`."""
         link = CacheLink(None, self._open_nodes)
         try:
             link.connect(cache, timeout_s).ping()
@@ -96,10 +96,10 @@ class BatchReader:
             link.drop()
 
     def read(self, ref: BatchRef, memory: Memory | None = None) -> Batch:
-        """Read a batch into ``memory``, waiting until every sample has arrived or is known to be bad.
+        """Read a batch into ``memory`` and wait until every sample has arrived or is known to be bad.
 
         Raises:
-            BadSampleError: a sample is bad, and the settings say to stop there.
+            BadSampleError: a sample is bad, and ``stop_at_bad`` is set.
             ReadTimeoutError: samples were still missing at the timeout.
             CacheUnreachableError: samples were still missing at the timeout, and the cache was unreachable.
             CacheError: the cache rejected a request.
@@ -162,7 +162,7 @@ class BatchReader:
             link.drop()
 
     def _read_straight(self, batch: Batch) -> None:
-        """Read records from packs, by the cache's pointers if there are any, else by the plan's locations."""
+        """Read records from packs, using the cache's pointers if there are any, else the plan's locations."""
         ref, buffer, pointers, began_s = batch.ref, batch.buffer, batch.pointers, self._clock()
         if pointers:
             buffer.to_hash[[*pointers]] = True  # as for all records from packs
@@ -177,7 +177,7 @@ class BatchReader:
         batch.check_s += self._clock() - received_s
 
     def _attempt(self, link: CacheLink, batch: Batch) -> None:
-        """Request all missing samples and sort the replies."""
+        """Request all missing samples, and sort the replies."""
         batch.attempts += 1
         # If another sample's record arrives, replies and requests are out of sync, so close the
         # connection and retry once. A record stored under a wrong key arrives again and counts as corrupt.

@@ -1,4 +1,4 @@
-"""Receiving the replies to one node's share of a batch's GETs."""
+"""Requesting a node's share of a batch, and receiving the replies."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _BYTES_PER_CALL = 2**21
 class Receiver:
     """Requests the samples at ``offsets`` from one node, and receives the replies in that order.
 
-    Replies that the connection still owes come first and are skipped, as are replies to the ``ASKING`` before
-    samples in ``asking``. ``part`` is the node's share of ``in_flight_bytes``. The general method receives
-    frame and header into a small buffer. While records have one size, a window predicts their frames and
-    receives many of them in one call. The connection is unusable after an error.
+    Outstanding replies to earlier requests come first and are skipped, as are replies to the ``ASKING`` that
+    precedes each sample in ``asking``. ``part`` is the node's share of ``in_flight_bytes``. The general
+    method receives frame and header into a small buffer. As long as records have the same size, a window
+    predicts their frames and receives many records in one call. The connection is unusable after an error.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Receiver:
         self._done = 0  # replies to own requests that were read completely
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._line = b""  # an incomplete frame and header
-        self._payload: memoryview | None = None  # the current bulk's remaining bytes, None between replies
-        self._current: Incoming | None = None  # the current bulk's record, None if it is skipped
+        self._payload: memoryview | None = None  # the current bulk's remaining bytes, or None between replies
+        self._current: Incoming | None = None  # the current bulk's record, or None if it is skipped
         self._window: _Window | None = None
 
     def send_requests(self) -> None:
-        """Send more requests once half of the allowed ones have been answered."""
+        """Send more requests if at most half of the allowed number are in flight."""
         batch, sent = self._batch, self._requested
         # Each node may have at least one request in flight.
         expected = batch.buffer.item_bytes if batch.buffer.item_bytes > 0 else batch.record_bytes
@@ -89,8 +89,8 @@ class Receiver:
     def receive(self, *, once: bool = False) -> None:
         """Receive some bytes, or a whole window, and send more requests.
 
-        With ``once``, read the socket only once, even if no complete reply arrives, so that other nodes'
-        replies need not wait.
+        With ``once``, read from the socket only once, even if no reply is complete, so that replies from
+        other nodes need not wait.
         """
         if self._window is None and self._payload is not None:
             self._predict()
@@ -116,13 +116,13 @@ class Receiver:
             self.send_requests()
 
     def settle(self) -> None:
-        """Store the records received so far, and update the number of replies that the connection owes."""
+        """Store the records received so far, and update the connection's count of outstanding replies."""
         self._end_window()
         if self.finished:
             self.connection.owed = 0
 
     def _predict(self) -> None:
-        """Begin a window if the current record is in the block and only records follow it."""
+        """Begin a window if the current record is in the block and only records are expected after it."""
         if self._current is None or not self._current.in_block or self._payload is None:
             return
         following = self._offsets[self._done + 1 : self._requested]
@@ -130,7 +130,7 @@ class Receiver:
             self._window = _Window(self._payload, self._buffer, following, self._scratch)
 
     def _end_window(self) -> None:
-        """Store complete records and return to the general method."""
+        """Store the window's complete records, and return to the general method."""
         window, self._window = self._window, None
         if window is None or not window.complete or self._current is None:
             return
@@ -181,7 +181,7 @@ class Receiver:
         self.finished = self._done == len(self._offsets) and not self._skip
 
     def _begin(self, data: bytes, at: int) -> int:
-        """Parse a frame and a record's header. Return where they end, or ``at`` if they are incomplete."""
+        """Parse a frame and a record's header. Return the offset after them, or ``at`` if incomplete."""
         if not self._skip and self._done >= self._requested:
             raise ProtocolDoubtError(f"a reply arrived that was not requested: {data[at : at + 40]!r}")
         end = data.find(CRLF, at)
@@ -206,7 +206,7 @@ class Receiver:
         return body
 
     def _begin_bulk(self, data: bytes, body: int, length: int) -> int:
-        """Return where a bulk's payload begins, or 0 while its header is incomplete."""
+        """Return the start of a bulk's payload, or 0 if the header is still incomplete."""
         if self._skip:
             self._payload, self._current = memoryview(bytearray(length)), None
             return body
@@ -234,7 +234,7 @@ class Receiver:
 class _Window:
     """Predicted replies: the rest of the current payload, then a row and a payload for each record.
 
-    Further bytes go to ``scratch``.
+    Any further bytes go to ``scratch``.
     """
 
     def __init__(
@@ -264,9 +264,9 @@ class _Window:
     def receive(
         self, connection: CacheConnection, clock: Callable[[], float], until_s: float, *, once: bool
     ) -> bytes | None:
-        """Receive until the window ends, but only until ``until_s`` by ``clock``.
+        """Receive until the window ends or ``clock`` reaches ``until_s``.
 
-        Returns the bytes to parse with the general method at the end of the window, else ``None``.
+        Returns the bytes left for the general method to parse if the window ended, and ``None`` otherwise.
         """
         views, frame, rows, stride = self._views, self._frame, self._rows, self._stride
         last, at, count = len(views) - 1, self._at, self._part
@@ -298,7 +298,7 @@ class _Window:
 def parse_line(
     line: bytes | bytearray | memoryview,
 ) -> tuple[Literal["bulk", "nil", "error", "simple"], int, str]:
-    """Parse a reply line without CRLF into its kind, a bulk's length, and the text of other kinds."""
+    """Parse a reply line without CRLF. Returns its kind, a bulk's length, and the text of other kinds."""
     line = bytes(line)
     mark, rest = line[:1], line[1:]
     if mark == b"$":
