@@ -18,7 +18,7 @@ from superdl import Recipe, SuperDataset, SuperLoader
 
 
 def make_data(folder: Path) -> None:
-    """Write WAV files of half a second at 22.05 kHz, and a key list with their labels."""
+    """Write half-second WAV files at 22.05 kHz and a key list with their labels."""
     draw = random.Random(0)
     times = np.arange(11025) / 22050
     rows = []

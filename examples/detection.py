@@ -1,4 +1,4 @@
-"""Detection: convert YOLO labels into a key list, and train on any number of boxes per image."""
+"""Detection: convert YOLO labels to a key list and train with any number of boxes per image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLIP = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomVerticalFlip(), v2.Saniti
 
 
 def make_data(folder: Path) -> None:
-    """Write images with zero to three squares, and their boxes, in the YOLO layout."""
+    """Write images with zero to three squares each, and their boxes, in the YOLO layout."""
     draw = random.Random(0)
     for name in ("images", "labels"):
         (folder / name).mkdir()
@@ -37,13 +37,13 @@ def make_data(folder: Path) -> None:
 
 
 def flipped(image: torch.Tensor, boxes: torch.Tensor, classes: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return a transformed sample, with its boxes (n, 4) as centre and size in pixels."""
+    """Return a randomly flipped sample whose boxes, of shape (n, 4), are centres and sizes in pixels."""
     boxes = tv_tensors.BoundingBoxes(boxes * SIDE, format="CXCYWH", canvas_size=(SIDE, SIDE))
     return FLIP({"image": tv_tensors.Image(image), "boxes": boxes, "labels": classes})
 
 
 def goal(sample: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Mark the cells that contain a box's centre, for each class."""
+    """Return one mask per class, which marks the cells that contain the centre of a box."""
     cells = torch.zeros(2, CELLS, CELLS)
     x, y = (sample["boxes"][:, :2] * CELLS / SIDE).long().clamp(0, CELLS - 1).T
     cells[sample["labels"], y, x] = 1

@@ -1,4 +1,4 @@
-"""Segmentation: crop and flip images together with their masks, from Pascal VOC's folders."""
+"""Segmentation: crop and flip images together with their masks, in Pascal VOC's folder layout."""
 
 from __future__ import annotations
 

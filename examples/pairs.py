@@ -1,4 +1,4 @@
-"""Images with captions: learn which caption belongs to which image, contrastively as CLIP does."""
+"""Images with captions: learn contrastively, as CLIP does, which caption belongs to which image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACES = {"left": (0, 8), "right": (32, 8)}
 
 
 def make_data(folder: Path) -> None:
-    """Write images of a square, and a key list with the tokens of their captions, padded to equal length."""
+    """Write images of squares, and a key list with their captions as tokens, padded to the same length."""
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "a", "square", *COLOURS, *PLACES])}
     draw = random.Random(0)
     rows = []
@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
                 logits = image_vectors @ texts_side(captions).T / 32**0.5
                 targets = (
                     (captions[:, None] == captions[None]).all(dim=2).float()
-                )  # equal captions are not negatives
+                )  # identical captions are not negatives
                 loss = torch.nn.functional.cross_entropy(logits, targets / targets.sum(dim=1, keepdim=True))
                 optimizer.zero_grad()
                 loss.backward()

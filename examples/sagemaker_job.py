@@ -1,6 +1,6 @@
 """Submit a training job with CPU and GPU hosts to SageMaker (docs/deploy/clusters.md).
 
-It needs ``pip install 'sagemaker<3'``, since version 3 has no ``Estimator``. Set the constants first.
+This requires ``pip install 'sagemaker<3'``, since version 3 has no ``Estimator``. Set the constants first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ATTEMPTS, PAUSE_S = 5, 60.0
 
 
 def estimator() -> Estimator:
-    """Describe the job for SageMaker's SDK."""
+    """Return an estimator that describes the job to SageMaker."""
     return Estimator(
         image_uri=IMAGE,
         role=ROLE,
@@ -48,7 +48,7 @@ def estimator() -> Estimator:
 
 
 def main() -> int:
-    """Submit the job, and retry while AWS has no capacity; return 3 if all attempts fail."""
+    """Submit the job, retrying while AWS has no capacity. Return 3 if all attempts fail."""
     for attempt in range(ATTEMPTS):
         try:
             estimator().fit(wait=True)

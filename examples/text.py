@@ -1,6 +1,6 @@
-"""Text, tokenised by functions: learn whether a number spelt out in digits is even.
+"""Text, tokenised by functions: learn whether a number spelt out digit by digit is even.
 
-``pip install superdl[text]``. For a real tokenizer, use the ``tokenizer.json`` beside a model's weights.
+``pip install superdl[text]``. For a real tokenizer, use the ``tokenizer.json`` that comes with a model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 
 def make_data(folder: Path) -> None:
-    """Write texts whose last word determines the label, their key list, and a tokenizer."""
+    """Write texts whose last word determines the label, a key list for them, and a tokenizer."""
     draw = random.Random(0)
     rows = []
     for number in range(200):

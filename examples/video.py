@@ -18,7 +18,7 @@ from superdl import Recipe, SuperDataset, SuperLoader
 
 
 def make_data(folder: Path) -> None:
-    """Write MP4 files of two seconds each, and a key list with their labels."""
+    """Write two-second MP4 files and a key list with their labels."""
     draw = random.Random(0)
     rows = []
     for number in range(80):

@@ -21,11 +21,11 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 def session_in(region: str | None) -> boto3.session.Session:
-    """Return a session in the given region, or otherwise in that of the AWS CLI."""
+    """Return a session in the given region or, without one, in the region that the AWS CLI would use."""
     import boto3
 
-    # The CLI prefers AWS_REGION, but boto3 only reads AWS_DEFAULT_REGION and its
-    # file. If they differed, half of a stack would be created in another region.
+    # The CLI prefers AWS_REGION, but boto3 reads only AWS_DEFAULT_REGION and its
+    # file. If they differed, half of a stack would be created in a different region.
     return boto3.session.Session(region_name=region or os.environ.get("AWS_REGION") or None)
 
 

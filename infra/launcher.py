@@ -1,4 +1,4 @@
-"""Run a host's part of a training run: ``python -m infra.launcher`` on every host (docs/deploy/clusters.md).
+"""Run a host's share of a training run: ``python -m infra.launcher`` on each host (docs/deploy/clusters.md).
 
 The first CPU host runs the cache and the coordinator, and every CPU host runs a worker. Without CPU hosts,
 the first GPU host runs all three. All hosts exit with the exit code of training.
@@ -57,12 +57,12 @@ class Run:
 
     @property
     def coordinator(self) -> str:
-        """The coordinator's address, or an empty string for a single host: its trainers start one."""
+        """The coordinator's address, or an empty string for a single host, whose trainers start one."""
         return f"{self.leader}:{self.ports[0]}" if self.data_hosts or len(self.training_hosts) > 1 else ""
 
 
 def run_of(arguments: Sequence[str], environment: Mapping[str, str], config: Path = _CONFIG) -> Run:
-    """Return the run from the options, or otherwise from SageMaker's variables or files in ``config``."""
+    """Return the run described by the options, or else by SageMaker's variables or files in ``config``."""
     data, training, current = tuple[str, ...](), tuple[str, ...](), ""
     if "--" in arguments:
         at = list(arguments).index("--")
@@ -116,7 +116,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _words(parameters: Mapping[str, str]) -> list[str]:
-    """Turn hyper-parameters into a command line."""
+    """Convert hyperparameters to command-line arguments."""
     # SageMaker's SDK writes strings as JSON, and adds internal parameters.
     words = []
     for name, value in sorted(parameters.items()):
@@ -188,7 +188,7 @@ def _torchrun(words: Sequence[str]) -> int:
 
 
 def _start_services(run: Run, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """Start the coordinator and, unless ``SUPER_CACHE`` is set, a cache. Return the coordinator."""
+    """Start the coordinator and, unless ``SUPER_CACHE`` is set, a cache. Return the coordinator's process."""
     address, cache = socket.gethostbyname(run.current), os.environ.get("SUPER_CACHE", "")
     if not cache:
         _start_cache(address, run.ports[1], stack)
@@ -224,7 +224,7 @@ def _start_cache(address: str, port: int, stack: contextlib.ExitStack) -> None:
 
 
 def _held(process: subprocess.Popen[bytes], stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
-    """Terminate a process when the stack closes."""
+    """Return the process, and have the stack terminate it on closing."""
     # The stack calls these in reverse order.
     stack.callback(process.wait)
     stack.callback(process.terminate)

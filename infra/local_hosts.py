@@ -1,4 +1,4 @@
-"""Simulate a run's hosts, 127.0.0.2 and so on: ``python -m infra.local_hosts``."""
+"""Simulate the hosts of a run as 127.0.0.2, 127.0.0.3 and so on: ``python -m infra.local_hosts``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEPS = "experiments.augmentations.heavy"  # used by a built-in spec
 
 
 def main() -> int:
-    """Run all hosts, and return the exit code of the first one that failed, else 0."""
+    """Run all hosts. Return the exit code of the first one that failed, or 0."""
     parser = argparse.ArgumentParser(prog="python -m infra.local_hosts")
     parser.add_argument("--training", type=int, default=1, help="number of hosts that train (1)")
     parser.add_argument("--data", type=int, default=0, help="number of hosts that preprocess (0)")
@@ -69,7 +69,7 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _ended(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all hosts, and stop the others after a failure or a signal."""
+    """Wait for all hosts, stopping the rest after a failure or a signal. Return the exit code."""
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: signals.append(number))

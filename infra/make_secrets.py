@@ -1,9 +1,9 @@
 """``python -m infra.make_secrets --stack NAME``: store certificates and a token in Secrets Manager.
 
-Creates secrets that are missing or expire within a month, and prints the parameters for
+Creates the secrets that are missing or expire within a month, and prints the parameters for
 ``sam deploy --parameter-overrides``. Exit codes: 0 success, 1 AWS refused.
 
-Secrets: ``NAME/authority`` (with its key, only for those who renew certificates), ``NAME/ca`` (only the
+Secrets: ``NAME/authority`` (with its key, only for those who renew certificates), ``NAME/ca`` (just the
 certificate), ``NAME/coordinator``, ``NAME/token`` and, with ``--mutual-tls``, ``NAME/client``.
 """
 
@@ -59,13 +59,13 @@ def sign(authority: Pair, host: str, *others: str, days: int) -> Pair:
 
 
 def days_left(cert: str) -> float:
-    """Return the days until a certificate expires: negative if it already has."""
+    """Return the number of days until a certificate expires, which is negative if it already has."""
     expires = x509.load_pem_x509_certificate(cert.encode()).not_valid_after_utc
     return (expires - dt.datetime.now(dt.UTC)) / dt.timedelta(days=1)
 
 
 def _is_good(cert: str, authority: str, host: str) -> bool:
-    """Return whether a certificate is valid for a month, is signed by the CA, and is for this host."""
+    """Return whether a certificate is valid for another month, signed by the CA, and issued for this host."""
     loaded, issuer = (x509.load_pem_x509_certificate(text.encode()) for text in (cert, authority))
     try:
         loaded.verify_directly_issued_by(issuer)
@@ -76,14 +76,14 @@ def _is_good(cert: str, authority: str, host: str) -> bool:
 
 
 class Vault:
-    """The secrets of one stack, which are JSON objects of strings."""
+    """The secrets of one stack. Each secret is a JSON object of strings."""
 
     def __init__(self, client: Any, stack: str) -> None:
         self._client = client
         self.stack = stack
 
     def read(self, name: str) -> dict[str, str]:
-        """Return a secret, or an empty dict if it is missing. Restores a secret marked for deletion."""
+        """Return a secret, restoring it if it is marked for deletion, or an empty dict if it is missing."""
         full = f"{self.stack}/{name}"
         try:
             if self._client.describe_secret(SecretId=full).get("DeletedDate"):

@@ -32,7 +32,7 @@ def _all(service: Any, operation: str, field: str, **asked: Any) -> Iterator[dic
 
 
 def _stacks(client: Client, stack: str) -> dict[str, str]:
-    """Return the states of all stacks with this name, by id."""
+    """Return the state of each stack with this name, by id."""
     # CloudFormation lists deleted stacks for 90 days.
     summaries = _all(client("cloudformation"), "list_stacks", "StackSummaries")
     return {

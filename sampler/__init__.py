@@ -1,4 +1,4 @@
-"""The sampler, which plans batches, and the embedded coordinator."""
+"""The sampler, which yields planned batches, and the embedded coordinator."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _DATASET_NAMES = ("source", "recipe", "key_list", "naming", "coordinator", "bind
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A sampler's validated arguments. For a Subset, ``dataset`` is the whole dataset behind it."""
+    """A sampler's validated arguments. If a Subset was passed, ``dataset`` is the full dataset behind it."""
 
     dataset: Any
     spec: JobSpec
@@ -43,7 +43,7 @@ class Arguments:
 
 
 def resolve_shuffle(*, shuffle: bool | None, has_order: bool) -> bool:
-    """Return ``shuffle``, or torch's default for ``None``, with a warning unless the user passed an order."""
+    """Return ``shuffle``, or torch's default for ``None``. Warn about the default unless ``has_order``."""
     if shuffle is None and not has_order:
         _LOG.warning(
             "SuperSampler no longer shuffles by default. Like a DataLoader, it keeps the catalog's order. "
@@ -117,7 +117,7 @@ def validate_mix(
     batching: str,
     **arguments: Any,
 ) -> list[Arguments]:
-    """Validate a mix's arguments and return those of each member. Raises as :func:`validate` does."""
+    """Validate a mix's arguments and return each member's. Raises the same errors as :func:`validate`."""
     given = ["repeats"] * (repeats != 1)
     given += [name for name in _NOT_FOR_MIXES if arguments.pop(name) is not None]
     if given:
@@ -170,7 +170,7 @@ def _bind_members(members: Sequence[Any], coordinator: str | None) -> None:
 
 
 def _split_total(total: int, counts: Sequence[int]) -> list[int]:
-    """Divide ``total`` in proportion to ``counts``, by largest remainders. Every share is at least 1."""
+    """Divide ``total`` in proportion to ``counts`` (largest-remainder method). Each share is at least 1."""
     quotas = [divmod(total * count, sum(counts)) for count in counts]
     shares = [whole for whole, _ in quotas]
     by_remainder = sorted(range(len(counts)), key=lambda number: -quotas[number][1])
@@ -185,7 +185,7 @@ def _split_total(total: int, counts: Sequence[int]) -> list[int]:
 
 
 def _member_seed(seed: int, number: int) -> int:
-    # With equal seeds, similar datasets of equal size would get the same order.
+    # With the same seed, similar datasets of the same size would get the same order.
     if not number:
         return seed
     return int.from_bytes(digest128(str(seed).encode(), str(number).encode())[:8], "little", signed=True)
@@ -200,7 +200,7 @@ def _resolve_order(
     drop_last: bool,
     conflicts: list[str],
 ) -> tuple[Any, UserOrder]:
-    """Return the whole dataset and its order. ``conflicts`` are arguments that no sampler allows."""
+    """Return the full dataset and its order. ``conflicts`` names arguments that a sampler rules out."""
     if sampler is not None and batch_sampler is not None:
         raise ConfigError("sampler and batch_sampler both define the epoch. Pass only one of them")
     source: Any = sampler
@@ -223,7 +223,7 @@ def _resolve_order(
 def _resolve_draws(
     dataset: Any, indices: Any, weights: Any, *, draws: int | None, repeats: int, shuffle: bool
 ) -> tuple[Any, Draws | None]:
-    """Return the whole dataset and an epoch's draws, or ``None`` for each sample once."""
+    """Return the full dataset and an epoch's draws, which are ``None`` if each sample is drawn once."""
     # Indices, or weights without indices, refer to the dataset as it was passed.
     if isinstance(indices, SubsetRandomSampler):
         indices = indices.indices
@@ -295,7 +295,7 @@ def samples_per_rank(size: int, spec: JobSpec) -> int:
 
 
 def checked_int(name: str, value: object, low: int, high: int) -> int:
-    """Return an integer of any library as an int. Raises ``ConfigError`` unless it is in ``[low, high)``."""
+    """Convert any type of integer to an int. Raises ``ConfigError`` unless it is in ``[low, high)``."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # any non-integer
     except TypeError:

@@ -34,7 +34,7 @@ _KINDS: dict[str, type] = {
 
 
 class Checkpoint:
-    """Converts positions in a sampler's plan to states and back. An epoch has ``batches`` batches."""
+    """Converts positions in a sampler's plan to states and back. ``batches`` is the length of an epoch."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Checkpoint:
     def position_in(self, state: Mapping[str, Any]) -> PlanPosition:
         """Return the position saved in ``state``.
 
-        Raises ``ConfigError`` if the state is invalid or belongs to another plan. The message lists the
+        Raises ``ConfigError`` if the state is invalid or belongs to a different plan. The message lists the
         differences.
         """
         _check_kinds(state)

@@ -1,4 +1,4 @@
-"""Rank, number of replicas and run id of this process, and checks of torch.distributed and Accelerate."""
+"""This process's rank, number of replicas and run id, and checks of torch.distributed and Accelerate."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _run_ids: dict[int, str] = {}  # by process id, since a fork copies them
 def rank_in_run(rank: int | None, num_replicas: int | None) -> tuple[int, int]:
     """Return the rank and the number of replicas.
 
-    Arguments take precedence over torch.distributed, and that over ``RANK`` and ``WORLD_SIZE``. Raises
-    ``ConfigError`` if a value is invalid, or if there are several replicas and the rank is unknown.
+    Arguments take precedence over torch.distributed, which takes precedence over ``RANK`` and
+    ``WORLD_SIZE``. Raises ``ConfigError`` for an invalid value, or for several replicas without a rank.
     """
     if rank is None or num_replicas is None:
         detected = _rank_in_group() or _rank_in_environment(

@@ -1,4 +1,4 @@
-"""The order of an epoch as drawn by a torch sampler or another iterable."""
+"""The order of an epoch, drawn by a torch sampler or another iterable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from superdl.super_wire.draws import NUMBERS_MAX, Draws
 from superdl.super_wire.errors import ConfigError
 
-# The order of a job before its first epoch is drawn: a single sample, already passed.
+# The order of a job before its first epoch is drawn: a single sample, already delivered.
 UNDRAWN = Draws.in_order([0], [1])
 
 _CHUNK = 2**16
@@ -32,7 +32,7 @@ class UserOrder:
         sampler: yields the indices of an epoch, or lists of them if ``batch_size`` is ``None``.
         batch_size: samples per batch, or ``None`` if the sampler yields batches.
         drop_last: whether to drop an incomplete last batch.
-        indices: maps the sampler's indices to the dataset's, int64, or ``None`` if they are equal.
+        indices: int64 tensor mapping the sampler's indices to the dataset's. ``None`` if they are the same.
 
     Raises:
         ConfigError: ``sampler`` is not iterable.
@@ -65,7 +65,7 @@ class UserOrder:
         """Draw an epoch, or return the order that a loaded state describes.
 
         Raises:
-            ConfigError: the sampler yields no indices, invalid indices, or another order than in the state.
+            ConfigError: the sampler yields no indices, invalid indices, or an order other than the state's.
         """
         loaded, known = self._loaded.pop(epoch, {}), self._drawn.get(epoch)
         expected = loaded.get("order", "")
@@ -100,7 +100,7 @@ class UserOrder:
         return {"order": drawn.draws.digest.hex(), "sampler": drawn.before}
 
     def load(self, epoch: int, state: Mapping[str, Any]) -> None:
-        """Draw the order in ``state`` again when the epoch begins."""
+        """Restore a state, so that :meth:`draw` repeats its order when the epoch begins."""
         order, sampler = state.get("order", ""), state.get("sampler", {})
         if not isinstance(order, str) or not isinstance(sampler, Mapping):
             raise ConfigError("this state's order or sampler is invalid")
@@ -169,7 +169,7 @@ class UserOrder:
         return batches
 
     def _checked(self, yielded: Any) -> torch.Tensor:
-        """Return a sampler's indices as indices into the whole dataset, int64."""
+        """Check a sampler's indices, and return them as int64 indices into the full dataset."""
         # In chunks and with a limit, since a sampler may be endless.
         chunks, remaining = [torch.empty(0, dtype=torch.int64)], iter(islice(yielded, NUMBERS_MAX + 1))
         while chunk := list(islice(remaining, _CHUNK)):

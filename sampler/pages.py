@@ -42,7 +42,7 @@ _THREAD_CHECK_S = 5.0
 
 
 class Pager:
-    """The thread that feeds all iterations of a sampler. It starts with the first one."""
+    """The thread that fetches pages for all iterations of a sampler. It starts with the first iteration."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Pager:
         self.pid = os.getpid()
 
     def prepare(self, start: PlanPosition) -> None:
-        """Request the first page of a future iteration from ``start`` on, without waiting."""
+        """Request the first page of a future iteration that begins at ``start``, without waiting."""
         buffer = PrefetchBuffer(start, self._session.batches_per_epoch, reorder=self._reorder)
         buffer.not_before_s = time.monotonic() + PREPARE_DELAY_S
         with self._wake:
@@ -85,7 +85,7 @@ class Pager:
                 self._called_s = 0.0  # a heartbeat reports this rank's position
 
     def begin(self, start: PlanPosition) -> PrefetchBuffer:
-        """Begin an iteration at ``start``, with the prepared buffer if there is one."""
+        """Begin an iteration at ``start``, using the prepared buffer if there is one."""
         with self._wake:
             self._check_open()
             prepared, self._prepared = self._prepared, None
@@ -184,7 +184,7 @@ class Pager:
             return None
 
     def _due(self, now_s: float) -> tuple[Callable[[], None] | None, float]:
-        """Return the task that is due, or ``None`` and the wait in seconds until the next one."""
+        """Return the task that is due, if any, and how many seconds to wait if there is none."""
         due_s = self._called_s + self._heartbeat_s
         for kept in self._buffers:
             buffer = kept()
@@ -275,7 +275,7 @@ class Pager:
             self._unanswered = True
 
     def _statuses(self, epoch: int, head: int, count: int) -> Sequence[Any]:
-        """Fetch ``count`` ``Batch`` messages from the first undelivered one on, without keys, in one try."""
+        """Fetch ``count`` ``Batch`` messages, starting at ``head`` and without keys, in a single attempt."""
         page = self._session.pages_from(
             epoch,
             head,
@@ -301,7 +301,7 @@ def planned_batch(
     may_be_empty: bool = False,
     alone: bool = False,
 ) -> BatchRef:
-    """Convert a ``Batch`` message of a page that lists ``packs``. Raises ``ValueError`` if it is invalid."""
+    """Convert a ``Batch`` message from a page with ``packs``. Raises ``ValueError`` if it is invalid."""
     size, rest = divmod(len(batch.sample_ids), ID_BYTES)
     for field, length, is_valid in (
         ("bytes of sample ids", len(batch.sample_ids), not rest and (size > 0 or may_be_empty)),
@@ -344,5 +344,5 @@ def planned_batch(
 
 
 def is_ready(batch: Any) -> bool:
-    """Return whether a reader would find all samples of a ``Batch`` message, or their tombstones."""
+    """Return whether a reader would find each sample of a ``Batch`` message, or its tombstone."""
     return bool((batch.resident + batch.failed) * ID_BYTES >= len(batch.sample_ids))

@@ -1,4 +1,4 @@
-"""A sampler's parts, one per dataset and job, their iterator, and cleanup at exit."""
+"""A sampler's parts (one per dataset and job), their iterator, and their cleanup at exit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _pagers: weakref.WeakSet[Pager] = weakref.WeakSet()
 
 
 class Part:
-    """One dataset's job on this rank, with its thread and states. Raises as ``SuperSampler`` does."""
+    """One dataset's job on this rank, with its thread and states. Raises what ``SuperSampler`` raises."""
 
     def __init__(
         self, arguments: Arguments, *, coordinator: str | None, job: str | None, in_order: bool
@@ -80,7 +80,7 @@ class Part:
 
     @property
     def job(self) -> str:
-        """Return the job id, 32 hex digits."""
+        """Return the job id (32 hex digits)."""
         return self.session.job
 
     def __len__(self) -> int:
@@ -120,12 +120,12 @@ class Parts(list[Part]):
         self.mixes = mixes
 
     def state_of(self, at: PlanPosition) -> dict[str, Any]:
-        """Return the state for a plan position, which all parts share."""
+        """Return the state for a plan position that all parts share."""
         states = [part.checkpoint.state_of(at) for part in self]
         return {"version": _MIX_VERSION, "mix": states} if self.mixes else states[0]
 
     def position_in(self, state: Mapping[str, Any]) -> PlanPosition:
-        """Return the position saved in ``state``. Raises as ``Checkpoint.position_in`` does."""
+        """Return the position saved in ``state``. Raises the same errors as ``Checkpoint.position_in``."""
         if not self.mixes:
             return self[0].checkpoint.position_in(state)
         states = state.get("mix") if isinstance(state, Mapping) else None
@@ -146,7 +146,7 @@ class Parts(list[Part]):
 class PlanIterator(Iterator[BatchRef]):
     """Iterator over the ``BatchRef`` s of an epoch, in plan order unless the sampler has ``in_order=False``.
 
-    For a mix, it yields ``MixedRef`` s of one batch per dataset.
+    For a mix, it yields ``MixedRef`` s, which combine one batch per dataset.
     """
 
     def __init__(self, cursor: Cursor, parts: Parts) -> None:
@@ -161,7 +161,7 @@ class PlanIterator(Iterator[BatchRef]):
 
     @property
     def epoch(self) -> int:
-        """Return this iteration's epoch. Before the first batch, return the epoch it would begin now."""
+        """Return this iteration's epoch or, before its first batch, the epoch that it would begin now."""
         return self._current().epoch
 
     @property
@@ -179,13 +179,13 @@ class PlanIterator(Iterator[BatchRef]):
         return self._parts.state_of(self._current())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume at the position in ``state``, in constant time and whatever has been delivered here.
+        """Resume at the position in ``state``, in constant time, regardless of any batches already delivered.
 
-        The first page is requested in the background. The first batch moves the sampler's next epoch past
-        the state's.
+        The first page is requested in the background. Once the first batch is delivered, the sampler's next
+        epoch is later than the state's.
 
         Raises:
-            ConfigError: the state belongs to another plan. The message lists the differences.
+            ConfigError: the state belongs to a different plan. The message lists the differences.
             UsageError: this is not the process that created the sampler, or the sampler is closed.
         """
         check_process(self._pid)
@@ -245,7 +245,7 @@ class PlanIterator(Iterator[BatchRef]):
 
 
 def check_process(pid: int) -> None:
-    """Raise ``UsageError`` unless this process has the id ``pid``."""
+    """Raise ``UsageError`` unless ``pid`` is this process's id."""
     if pid != os.getpid():
         raise UsageError(
             "a SuperSampler and its iterators only work in the process that created them. Create one in each "

@@ -26,7 +26,7 @@ class PlanPosition:
 
 
 class Delivered:
-    """Record of the batches delivered since ``start``."""
+    """A record of the batches delivered since ``start``."""
 
     def __init__(self, start: PlanPosition, *, reorder: int = 1) -> None:
         self.start = start
@@ -60,8 +60,8 @@ class Delivered:
 class PrefetchBuffer:
     """The batches that an iteration has received but not delivered.
 
-    The head, the first undelivered batch, is next. With ``reorder`` above 1, a batch among the first
-    ``reorder`` positions may overtake it once all of its samples are in the cache (or failed).
+    The head (the first undelivered batch) is next. If ``reorder`` is above 1, another of the first
+    ``reorder`` batches may overtake it once all samples of that batch are in the cache or have failed.
     """
 
     def __init__(self, start: PlanPosition, end: int, *, reorder: int = 1) -> None:
@@ -90,8 +90,8 @@ class PrefetchBuffer:
     def add(self, batch: BatchRef, *, ready: bool) -> None:
         """Add the batch at ``tail``, unless it was delivered before.
 
-        ``ready`` means that a reader should find all of its samples immediately. Raises ``ValueError`` if
-        the batch has another position.
+        ``ready`` means that a reader should find all of the batch's samples immediately. Raises
+        ``ValueError`` if the batch has a different position.
         """
         if batch.position != self.tail or self.tail >= self.end:
             raise ValueError(f"batch {batch.position} arrived instead of batch {self.tail} of {self.end}")
@@ -103,7 +103,7 @@ class PrefetchBuffer:
         self._advance_head()
 
     def mark_ready(self, position: int) -> None:
-        """Record that all samples of a batch are now in the cache, or failed."""
+        """Record that all samples of a batch are now in the cache or have failed."""
         if position in self._waiting:
             self._ready.add(position)
 
@@ -162,7 +162,7 @@ class Cursor:
             return taken
 
     def skip_past(self, epoch: int) -> None:
-        """Begin an iteration of ``epoch``. The next one gets a later epoch."""
+        """Begin an iteration of ``epoch``. The next iteration gets a later epoch."""
         with self._lock:
             self.requested_epoch = None
             if self._next.epoch <= epoch:

@@ -32,7 +32,7 @@ def client_of(coordinator: str | None, run: str, *, alone: bool, for_query: bool
     """Return a client for the given coordinator, else ``SUPER_COORDINATOR``, else an embedded one.
 
     ``alone`` means that this is the run's only process, so an embedded coordinator ends with it.
-    ``for_query`` means that no sampler is being created, so it may end sooner.
+    ``for_query`` means that no sampler is being created, so an embedded coordinator may end sooner.
     """
     if coordinator is not None:
         return Client(checked_address(coordinator, "coordinator="))
@@ -44,7 +44,7 @@ def client_of(coordinator: str | None, run: str, *, alone: bool, for_query: bool
 
 
 def log_warnings(dataset: Bindable, warnings: Iterable[str], rank: int) -> None:
-    """Log the coordinator's warnings about a dataset once each, on rank 0."""
+    """Log each of the coordinator's warnings about a dataset once, on rank 0."""
     for warning in warnings if rank == 0 else ():
         if warning not in dataset.warned:
             dataset.warned.add(warning)
@@ -65,9 +65,9 @@ def binding_of(info: Any, *, cache: str = "", store: str = "") -> DatasetBinding
 
 
 def describe(dataset: Bindable, *, renew: bool = False) -> DatasetBinding:
-    """Wait for the source to be listed, and return the dataset's properties. Opens no job.
+    """Wait for the source to be listed, and return the dataset's properties. No job is opened.
 
-    With ``renew``, repeat the listing if that is due, as for a new sampler, to include new files.
+    With ``renew``, repeat the listing if that is due, as a new sampler would, to find new files.
 
     Raises:
         SourceError: the source is missing, empty or forbidden, or its listing makes no progress.
@@ -132,7 +132,7 @@ def _fetch_pages(dataset: Bindable, fingerprint: bytes, *, with_keys: bool) -> t
 
 
 def _iter_pages(client: Client, info: Any, *, with_keys: bool) -> Iterator[Any]:
-    """Yield pages, up to the first page of another listing."""
+    """Yield the pages of a listing, up to and including the first page of a different one."""
     from superdl.super_wire import coordinator_pb2 as pb
 
     start = 0

@@ -39,12 +39,12 @@ class SuperSampler(DistributedSampler[BatchRef]):
     """A sampler that yields whole batches, for ``DataLoader(dataset, sampler=sampler, batch_size=None)``.
 
     It is a ``DistributedSampler``, so each rank gets its own part of the epoch, and frameworks such as
-    Lightning and Ray Train do not replace it. Each iteration is the next epoch. The sampler and its
+    Lightning and Ray Train do not replace it. Each iteration runs the next epoch. The sampler and its
     iterators have ``state_dict`` and ``load_state_dict`` for torchdata's StatefulDataLoader.
 
     Creating a sampler registers the dataset, waits for the source to be listed, opens a job and pings the
-    cache. Outside a launched run, a listing older than ten times its duration is repeated to find new
-    files.
+    cache. Outside a launched run, a listing is repeated to find new files once it is older than ten times
+    its duration.
 
     >>> dataset = SuperDataset("images", Recipe.image(resize=32, crop=32))
     >>> sampler = SuperSampler(dataset, batch_size=4, shuffle=True, seed=0)
@@ -61,10 +61,10 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     Args:
         dataset: a ``SuperDataset`` or a ``Subset`` of one, which is bound to the coordinator's listing. A
-            ``SuperMix``, or a ``ConcatDataset`` of SuperDatasets, gives mixed batches, with one job per
+            ``SuperMix``, or a ``ConcatDataset`` of SuperDatasets, yields mixed batches, with one job per
             dataset.
         batch_size: samples per batch on this rank.
-        shuffle: whether to reshuffle in every epoch. The default, as in a DataLoader, is to keep the
+        shuffle: whether to reshuffle every epoch. The default, as in a DataLoader, is to keep the
             catalog's order.
         seed: shuffle seed, a signed 64-bit integer.
         drop_last: whether to drop the incomplete last global batch. Otherwise it is padded to a multiple of
@@ -78,27 +78,27 @@ class SuperSampler(DistributedSampler[BatchRef]):
         job: a name that replaces the run id, to share one job between launches. With your own ``sampler``,
             each rank of each launch has a separate job anyway.
         in_order: if ``False``, a batch that is ready may overtake up to seven earlier ones that are not.
-        indices: restrict an epoch to these samples, indices into ``dataset.samples``. Repeated indices are
-            delivered repeatedly, and the order is kept unless shuffled. A ``SubsetRandomSampler``, or a
-            ``Subset`` in place of the dataset, works too.
-        weights: draw samples in proportion to these weights, one per sample (or per index). Requires
-            ``shuffle``. Each sample is drawn as often as expected, randomly rounded up or down. A
-            ``WeightedRandomSampler`` works too.
-        draws: number of samples per epoch drawn by weight. Defaults to the number of weights. For a mix, the
-            total number of samples per epoch, in the same proportions.
+        indices: restrict an epoch to these samples, given as indices into ``dataset.samples``. Repeated
+            indices are delivered repeatedly, and their order is kept unless shuffled. A
+            ``SubsetRandomSampler``, or a ``Subset`` in place of the dataset, works too.
+        weights: one weight per sample (or per index). Samples are drawn in proportion to their weights.
+            Requires ``shuffle``. Each sample is drawn its expected number of times, randomly rounded up or
+            down. A ``WeightedRandomSampler`` works too.
+        draws: number of samples to draw by weight per epoch. Defaults to the number of weights. For a mix,
+            this is the total number of samples per epoch, and the proportions stay the same.
         sampler: any iterable of indices, such as a torch sampler or your own. It defines the epoch in place
-            of ``shuffle``, ``indices``, ``weights``, ``draws`` and ``repeats``. It is drawn in this process
-            at the start of an epoch, after its ``set_epoch`` if it has one, and is part of the state. Each
-            rank draws from its own, so pass a distributed sampler.
-        batch_sampler: the same for an iterable of index lists, one per batch. Lengths may differ. It replaces
-            ``batch_size`` and ``drop_last`` too.
+            of ``shuffle``, ``indices``, ``weights``, ``draws`` and ``repeats``. This process iterates it at
+            the start of an epoch, after calling its ``set_epoch`` if it has one, and includes it in the
+            state. Each rank iterates its own sampler, so pass a distributed one.
+        batch_sampler: the same for an iterable of index lists, one per batch, which may differ in length. It
+            also replaces ``batch_size`` and ``drop_last``.
         repeats: how often to deliver each drawn sample per epoch, on different ranks if there are several
             (repeated augmentation). The epoch grows by this factor, unless equal weights with fewer
             ``draws`` keep its length. Random transforms differ each time. Random recipe steps do not, since
             their results are cached.
         batching: how a mix fills its batches. With ``"mixed"``, each batch contains a share of every
-            dataset. With ``"per_dataset"``, the batches that ranks read at the same time come from one
-            dataset, and every dataset contributes whole batches only.
+            dataset. With ``"per_dataset"``, the batches that ranks read at the same time come from the same
+            dataset, and every dataset contributes only full batches.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -195,12 +195,12 @@ class SuperSampler(DistributedSampler[BatchRef]):
 
     @property
     def coordinator(self) -> str:
-        """Return the coordinator's address, which may be that of an embedded one."""
+        """Return the coordinator's address, which may be that of an embedded coordinator."""
         return self.parts[0].coordinator
 
     @property
     def job(self) -> str:
-        """Return the job id, 32 hex digits, the same on all ranks. For a mix, the first job's."""
+        """Return the job id (32 hex digits), which all ranks share. For a mix, it is the first job's."""
         return self.parts[0].job
 
     @property
@@ -234,7 +234,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         )
 
     def __iter__(self) -> PlanIterator:
-        """Return an iterator over the next epoch, which begins with the first batch requested.
+        """Return an iterator over the next epoch, which begins when the first batch is requested.
 
         Raises:
             UsageError: this is not the process or rank that the sampler was created for, or Accelerate
@@ -284,11 +284,11 @@ class SuperSampler(DistributedSampler[BatchRef]):
         """Make the next iteration resume at the position in ``state``, in constant time.
 
         The first page is requested at once in the background. Iterations in progress are not affected. The
-        state may come from another rank, or from a different number of ranks if ``batch_size`` times ranks
-        is the same. The state of a StatefulDataLoader works too, with any number of workers.
+        state may come from another rank, or from a different number of ranks if that number times
+        ``batch_size`` is the same. A StatefulDataLoader's state works too, with any number of workers.
 
         Raises:
-            ConfigError: the state belongs to another plan. The message lists the differences.
+            ConfigError: the state belongs to a different plan. The message lists the differences.
             UsageError: this is not the process that created the sampler, or the sampler is closed.
         """
         check_process(self._pid)
@@ -297,8 +297,8 @@ class SuperSampler(DistributedSampler[BatchRef]):
         self._cursor.move(start)
 
     def job_stats(self) -> SamplerStats:
-        """Return the coordinator's counters for this job, over all ranks, and the cost of fetching pages in
-        this process.
+        """Return the coordinator's counters for this job, over all ranks, and the time this process spent
+        fetching pages.
 
         Raises:
             UsageError: this sampler is for a mix, which has one job per dataset.
@@ -308,7 +308,7 @@ class SuperSampler(DistributedSampler[BatchRef]):
         return self.parts[0].job_stats()
 
     def close(self) -> None:
-        """Close the job on this rank and stop the background thread. Idempotent. Iterating then fails."""
+        """Close the job on this rank and stop the background thread. Iterating then fails. Idempotent."""
         if self._closed:
             return
         self._closed = True

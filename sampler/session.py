@@ -55,8 +55,8 @@ _samplers: defaultdict[tuple[int, bytes, int], Iterator[int]] = defaultdict(iter
 class JobSpec:
     """The plan that a sampler requests; see :class:`superdl.sampler.SuperSampler`.
 
-    ``mix`` has the samples per epoch of each dataset, ``member`` is this dataset's index in it, and
-    ``mix_run`` the number of consecutive samples from one dataset.
+    ``mix`` lists the number of samples per epoch from each dataset, ``member`` is this dataset's index in
+    that list, and ``mix_run`` is the number of consecutive samples from one dataset.
     """
 
     batch_size: int
@@ -76,13 +76,13 @@ class JobSpec:
         return self.draws is not None and bool(self.draws.lengths)
 
     def length(self, size: int) -> int:
-        """Return the samples per epoch over all ranks, without padding, for a dataset of ``size`` samples."""
+        """Return the number of samples per epoch over all ranks, without padding, for this dataset size."""
         if self.mix:
             return sum(self.mix)
         return size if self.draws is None else self.draws.length(size)
 
     def job_id(self, run: str, fingerprint: bytes, recipe_json: str) -> str:
-        """Return a new sampler's job id, 32 hex digits.
+        """Return a new sampler's job id (32 hex digits).
 
         All ranks of ``run`` get the same id, unless the user's sampler draws each epoch's order.
         """
@@ -94,13 +94,13 @@ class JobSpec:
         parts += [self.draws.digest] if self.draws is not None else []
         parts += [f"{self.mix},{self.member}".encode()] if self.mix else []
         parts += [str(self.mix_run).encode()] if self.mix_run > 1 else []
-        # A second identical sampler gets another id. All ranks create their samplers in the same order.
+        # A second identical sampler gets a different id. All ranks create their samplers in the same order.
         before = next(_samplers[os.getpid(), digest128(*parts), self.rank])
         return digest128(*parts, *([str(before).encode()] if before else [])).hex()
 
 
 class Session:
-    """A registered dataset and an open job. The constructor raises the errors of ``SuperSampler``.
+    """A registered dataset and an open job. The constructor raises the same errors as ``SuperSampler``.
 
     ``binding`` describes the dataset, ``batches_per_epoch`` counts this rank's batches, and ``kept`` is a
     message for users about where the store keeps records.
@@ -188,7 +188,7 @@ class Session:
         return tuple(opened.warnings)
 
     def _add_order(self, request: Any, epoch: int, stopped: threading.Event | None) -> None:
-        """Add an epoch's order to the request, or upload it first if it is too long."""
+        """Add an epoch's order to the request or, if it is too long, upload it beforehand."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         draws = self._orders.get(epoch, self._spec.draws or Draws())
@@ -212,7 +212,7 @@ class Session:
         )
 
     def has_begun_another(self, epoch: int) -> bool:
-        """Return whether the latest order is for another epoch. A heartbeat would go back to this one."""
+        """Return whether a different epoch has begun since. A heartbeat for ``epoch`` would go back to it."""
         return self.is_ordered and epoch != next(reversed(self._orders), epoch)
 
     def reopen(
@@ -220,8 +220,8 @@ class Session:
     ) -> float:
         """Register the dataset and open the job again at ``position``, after the coordinator lost its state.
 
-        Gives up at the monotonic time ``end_s``, and returns it, extended by the time in which a listing made
-        progress. Raises ``SourceError`` if the source has changed since this sampler was created.
+        Gives up at the monotonic time ``end_s``, which is extended while a listing makes progress, and
+        returns it. Raises ``SourceError`` if the source has changed since this sampler was created.
         """
         with self._lock:
             info, end_s = self._client.register(
@@ -257,7 +257,7 @@ class Session:
         """Fetch a ``Page`` of up to ``count`` batches from ``position`` on, reopening the job if needed.
 
         Raises ``UnknownJobError`` if the coordinator loses the job too often, and
-        ``CoordinatorUnreachableError``. Both name the limit.
+        ``CoordinatorUnreachableError`` if it does not respond in time. Both messages state the limit.
         """
         from superdl.super_wire import coordinator_pb2 as pb
 
@@ -316,7 +316,7 @@ class Session:
         )
 
     def stats(self) -> SamplerStats:
-        """Return the coordinator's counters for the job, and the cost of this sampler's page calls."""
+        """Return the coordinator's counters for the job, and the time spent on this sampler's page calls."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.GetJobStatsRequest(jobs=[self.job], with_stalls=True)
@@ -334,7 +334,7 @@ class Session:
 
 
 def readable_store(address: str, store_id: str) -> str:
-    """Return the store's address if this machine can read that very store, else an empty string."""
+    """Return the store's address if this machine can read that exact store, else an empty string."""
     if not address:
         return ""
     try:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class StallTotal(NamedTuple):
-    """The number of batches stalled by one cause, and the total time that readers waited for them."""
+    """The number of batches stalled by one cause, and how long readers waited for them in total."""
 
     cause: str
     batches: int
@@ -53,13 +53,13 @@ class SamplerStats(WorkCounters):
 
     ``epoch`` and ``position`` come from the most advanced rank. ``lapsed_ranks`` of the job's ``ranks``
     have not called recently. ``team`` comes from the sampler's token. ``budget_bytes`` to ``free_bytes``
-    describe the whole cache, and ``needed_bytes`` is the budget with which nothing would be dropped.
+    describe the whole cache, and ``needed_bytes`` is the budget at which nothing would be dropped.
     ``cache_trouble`` is the reason the coordinator cannot reach the cache, or empty. ``store`` is the address
     of the store below the cache, or empty without one. Its packs may take up to ``store_room_bytes``, where 0
-    means no limit. ``stall_causes`` counts stalled batches by cause (docs/runs.md lists them), and
-    ``recent_stalls`` has the newest stalls (up to 1,024), oldest first. ``status_calls`` and the fields after
-    it describe this process: its page calls, the seconds and CPU seconds they took, and how long the training
-    loop waited for pages.
+    means no limit. ``stall_causes`` counts stalled batches by cause (docs/runs.md lists the causes), and
+    ``recent_stalls`` holds the latest stalls (up to 1,024), oldest first. ``status_calls`` and the fields
+    after it describe this process: its page calls, the seconds and CPU seconds they took, and how long the
+    training loop waited for pages.
     """
 
     job: str

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _case_of(arguments: argparse.Namespace) -> Case:
-    """Return the input of the checks; raise ``ConfigError`` if part of it is invalid."""
+    """Return the input for the checks; raise ``ConfigError`` if any of it is invalid."""
     from superdl.coordinator.catalog.source import parse_source
     from superdl.coordinator.server.settings import Settings, load_settings
     from superdl.doctor import Case

@@ -64,7 +64,7 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 
 
 def spec_of(arguments: argparse.Namespace) -> Spec:
-    """Return the spec from the arguments. Raises ConfigError if it is invalid."""
+    """Return the spec that the arguments define. Raises ``ConfigError`` if it is invalid."""
     from superdl.experiments import load_spec
 
     return load_spec(arguments.spec, arguments.overrides, quick=arguments.quick)
@@ -84,7 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _disable_reuse() -> None:
-    """Disable store and state by default: no run may reuse another's decoded samples."""
+    """Disable the store and saved state by default, so that no run reuses another's decoded samples."""
     for name in ("SUPER_STORE", "SUPER_STATE"):
         os.environ.setdefault(name, "none")
 
@@ -295,7 +295,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    """Add the benchmarks as subcommands. If there is no checkout, accept any arguments."""
+    """Add the benchmarks as subcommands. Without a checkout, accept any arguments."""
     benchmarks = _benchmarks()
     if benchmarks is None:
         parser.add_argument("benchmark", nargs=argparse.REMAINDER, help="needs a checkout of SUPER")

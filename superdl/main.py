@@ -77,7 +77,7 @@ def _functions(
 
 
 def command_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """Return the parser of all commands; only the chosen one has its options."""
+    """Return the parser for all commands. Only the chosen command has its options."""
     from importlib.metadata import version  # only when the command runs
 
     parser = argparse.ArgumentParser(

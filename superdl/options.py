@@ -36,7 +36,7 @@ def add_coordinator(parser: argparse.ArgumentParser) -> None:
 def coordinator_of(arguments: argparse.Namespace, command: str) -> str:
     """Return the coordinator's address: from the option, ``SUPER_COORDINATOR``, or the only embedded run.
 
-    Raise ``ConfigError`` if there is no run, or more than one. The error then lists ``command`` for each.
+    Raises ``ConfigError`` if there is no run or several. The message lists ``command`` for each run.
     """
     from superdl.super_wire.run_directory import RunDirectory
 
@@ -62,7 +62,7 @@ def above_zero(option: str, value: Number) -> Number:
 
 
 def confirmed(question: str, *, yes: bool, remedy: str) -> bool:
-    """Return whether the user agrees, by ``yes`` or at a prompt; raise ``ConfigError`` without a terminal."""
+    """Return whether the user agrees, via ``yes`` or a prompt; raise ``ConfigError`` without a terminal."""
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -73,7 +73,7 @@ def confirmed(question: str, *, yes: bool, remedy: str) -> bool:
 
 
 def add_recipe_options(parser: argparse.ArgumentParser) -> None:
-    """Add options for a recipe, none of them required."""
+    """Add options that define a recipe. None of them is required."""
     add = parser.add_argument
     add("--resize", type=int, metavar="PIXELS", help="resized shorter side, as in Recipe.image(resize=)")
     add("--crop", type=int, metavar="PIXELS", help="side of the central crop, as in Recipe.image(crop=)")
@@ -81,7 +81,7 @@ def add_recipe_options(parser: argparse.ArgumentParser) -> None:
 
 
 def recipe_of(arguments: argparse.Namespace) -> Recipe | None:
-    """Return the recipe from the options, or ``None``; raise ``ConfigError`` if they define two."""
+    """Return the recipe that the options define, if any; raise ``ConfigError`` if they define two."""
     from superdl.super_wire.recipe import Recipe
 
     sizes = arguments.resize is not None or arguments.crop is not None

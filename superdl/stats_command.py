@@ -74,7 +74,7 @@ def _batch_id(text: str) -> bytes:
 
 
 def mapping(message: Message, text: Callable[[str], str] = str) -> dict[str, Any]:
-    """Return all fields of a message as JSON values, with ids in hex and strings passed through ``text``."""
+    """Return a message's fields as JSON values, with ids in hex and strings passed through ``text``."""
     return {field.name: _value(getattr(message, field.name), text) for field in message.DESCRIPTOR.fields}
 
 
@@ -152,7 +152,7 @@ def _print_executors(executors: list[dict[str, Any]], console: Console) -> None:
 
 
 def cache_lines(cache: Mapping[str, Any]) -> list[str]:
-    """Describe cache, store and spending, from ``CacheStats`` as a mapping, with problems indented."""
+    """Describe the cache, store and spending in a ``CacheStats`` mapping. Problems are indented."""
     samples = (
         f"{cache['resident_samples']:,} samples, {sized(cache['resident_bytes'])} of "
         f"{sized(cache['budget_bytes'])}; {cache['in_flight_samples']:,} in flight, "

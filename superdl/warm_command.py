@@ -1,6 +1,6 @@
 """``superdl warm SOURCE``: fill a coordinator's cache or store before jobs need it.
 
-Exit codes: 0 all samples that fit are ready, 1 some samples failed or it stopped early.
+Exit codes: 0 all samples that fit are ready, 1 some samples failed or the command stopped early.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ _COUNTED = {"produced": "samples_produced", **{n: n for n in ("usd", "invocation
 
 @dataclass(slots=True)
 class _Warming:
-    """The warming job, from its start to its end."""
+    """The warming job, from start to finish."""
 
     client: Client
     dataset: SuperDataset
@@ -210,7 +210,7 @@ class _Warming:
                     self.client.call("CloseJob", pb.CloseJobRequest(job=self.job.job), FIRST_CONTACT)
 
     def _poll(self, seconds: float) -> None:
-        """Fetch the coordinator's counts. It continues to fill only while it is polled."""
+        """Fetch the coordinator's counts. The coordinator keeps filling only while it is being polled."""
         try:
             if not self.is_open:
                 self.client.call("OpenJob", self.job, RUNNING)

@@ -1,6 +1,6 @@
 """``python -m tools.lambda_zip``: build ``dist/super-prefetch-<architecture>.zip`` without docker.
 
-With ``--unpacked``, it writes the files to a folder, for an image. Exit codes: 0 success,
+With ``--unpacked``, it writes the files to a folder instead, for an image. Exit codes: 0 success,
 1 failure.
 """
 
@@ -53,7 +53,7 @@ class BundleError(Exception):
 
 
 class Platform(NamedTuple):
-    """A Python version such as ``3.13``, and a machine in wheel names such as ``aarch64``."""
+    """A Python version such as ``3.13``, and a machine as wheels name it, such as ``aarch64``."""
 
     python: str
     machine: str
@@ -71,7 +71,7 @@ class Platform(NamedTuple):
 def lay_out(
     folder: Path, target: Platform, modules: Sequence[Path] = (), requirements: Sequence[Path] = ()
 ) -> None:
-    """Put all files of the package into an empty ``folder``.
+    """Write all files of the package to an empty ``folder``.
 
     ``modules`` are packages (folders) or modules (files) with custom steps. ``requirements`` are
     additional requirements files, for extras or custom steps.

@@ -1,6 +1,6 @@
-"""Pin the packages on Lambda and in containers to exact versions and the hashes of their files.
+"""Pin the packages on Lambda and in containers to exact versions and file hashes.
 
-``make lock`` runs it. pyproject.toml lists the files and their packages (``tool.superdl.locks``).
+``make lock`` runs this program. pyproject.toml lists the files and their packages (``tool.superdl.locks``).
 """
 
 from __future__ import annotations

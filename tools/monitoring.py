@@ -1,6 +1,6 @@
-"""Generate the tables in docs/monitoring.md and Grafana's dashboard.
+"""Generate the tables in docs/monitoring.md and the Grafana dashboard.
 
-With ``--check``, only check that the files are up to date. Exit codes: 0 success, 1 a file is out
+With ``--check``, only check whether the files are up to date. Exit codes: 0 success, 1 a file is out
 of date.
 """
 
@@ -46,7 +46,7 @@ def files() -> dict[Path, str]:
 
 
 def alerts() -> list[dict[str, Any]]:
-    """Return the alert rules of Prometheus."""
+    """Return the Prometheus alert rules."""
     (group,) = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     return list(group["rules"])
 

@@ -63,10 +63,10 @@ def _uri(target: Path) -> str:
 
 
 class Examples(Extension):  # type: ignore[misc]  # untyped where the checks run
-    """A griffe extension that fences doctests in docstrings, and removes Sphinx roles."""
+    """A griffe extension that fences doctests in docstrings and removes Sphinx roles."""
 
     def on_object(self, *, obj: Object, **_: object) -> None:
-        """Rewrite the docstring of an object."""
+        """Rewrite an object's docstring."""
         if obj.docstring is not None:
             # Markdown would render a doctest as text.
             fenced = r"```pycon\n\g<0>\n```\n"

@@ -1,8 +1,8 @@
 """Run the studies' quick variants, record the figures, and write them into the studies' pages.
 
-``python -m tools.studies [NAME ...]`` compares the arms of these studies, or of all. It records the
-figures of each repeat in ``docs/experiments/studies.json``, and writes the pages. Comments mark the
-generated parts of a page:
+``python -m tools.studies [NAME ...]`` compares the arms of the named studies (by default, all studies),
+records the figures of each repeat in ``docs/experiments/studies.json``, and writes the pages. Comments
+mark the generated parts of a page:
 
 - ``<!-- figures of NAME -->`` to ``<!-- end -->`` is the table of a study's arms, or of all studies if it
   starts with ``<!-- figures -->``;
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str) -> dict[str, Any] | None:
-    """Compare a study's arms with the command that users run. Return ``None`` after a logged failure."""
+    """Compare a study's arms, using the command that users run. Return ``None`` if the command fails."""
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with tempfile.TemporaryDirectory() as output:
         command = ("compare", name, "--quick", "--set", f"output={output}")
@@ -123,7 +123,7 @@ def figures_of(comparison: Comparison, date: str) -> dict[str, Any]:
 
 
 def _write_pages(studies: Mapping[str, Any], *, changing: bool) -> bool:
-    """Write all pages or, unless ``changing``, report outdated ones. Return whether there are any."""
+    """Write all pages or, unless ``changing``, report the outdated ones. Return whether any were reported."""
     outdated = False
     for page in (OVERVIEW, *sorted(PAGES.glob("*.md"))):
         text = page.read_text(encoding="utf-8")

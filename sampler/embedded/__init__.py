@@ -1,4 +1,4 @@
-"""The embedded default: coordinator, cache and worker on this host."""
+"""The embedded default: a coordinator, a cache and a worker on this host."""
 
 from __future__ import annotations
 

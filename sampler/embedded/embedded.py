@@ -1,4 +1,4 @@
-"""A process's hold on its run's embedded coordinator, which it finds, starts or restarts."""
+"""Find, start and restart the embedded coordinator of this process's run, and hold on to it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Embedded:
     """This process's hold on its run's coordinator: a connection to the coordinator's socket.
 
     The coordinator runs while any rank has such a connection. ``coordinator`` is its address, which survives
-    restarts. Raises ``EmbeddedError`` with the end of the coordinator's log if it does not start.
+    restarts. Raises ``EmbeddedError`` with the end of its log if it does not start.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Embedded:
         return self._failure
 
     def processes(self) -> list[subprocess.Popen[bytes]]:
-        """Return the coordinators that this process started."""
+        """Return the coordinator processes that this process started."""
         return list(self._processes)
 
     @property
@@ -117,7 +117,7 @@ class Embedded:
                 self._sockets.close(other)
 
     def _connect(self) -> socket.socket:
-        """Return a connection to a coordinator, which is started unless one is running."""
+        """Connect to the coordinator, starting it if none is running, and return the connection."""
         for _ in range(_MAX_CALLS):
             hold, was_running = self._find_or_start()
             try:
@@ -177,7 +177,7 @@ class Embedded:
                     stderr=log,
                     env=self._settings.environment(),
                     pass_fds=(listener.fileno(),),
-                    # Ctrl-C in the terminal only goes to the trainer. Not a new session, because kernels that
+                    # Ctrl-C in the terminal goes only to the trainer. Not a new session, because kernels that
                     # group sessions would then give functions as much CPU as the trainer, despite nice.
                     process_group=0,
                 )
@@ -275,7 +275,7 @@ _lock = threading.Lock()
 
 
 def embedded_for(run: str, *, for_query: bool = False) -> Embedded:
-    """Return this process's hold on the run's coordinator, restarted if environment variables changed."""
+    """Return this process's hold on the run's coordinator. Renew it if environment variables changed."""
     settings = EmbeddedSettings.of_this_host()
     key = (os.getpid(), run, settings.choice.variant)
     with _lock:
@@ -304,7 +304,7 @@ def embedded_for(run: str, *, for_query: bool = False) -> Embedded:
 
 
 def query_done(coordinator: str) -> None:
-    """End a query. Without a sampler, drop a hold that would keep a shared cache from other runs."""
+    """End a query. If nothing else uses the hold, drop it so that other runs can use a shared cache."""
     with _lock:
         for (pid, *_), hold in _holds.items():
             if hold.coordinator == coordinator and pid == os.getpid():
@@ -318,7 +318,7 @@ def _variables() -> set[tuple[str, str]]:
 
 
 def inform_user(coordinator: str, kept: str) -> None:
-    """Print once where the embedded coordinator keeps records, since they fill the user's disk."""
+    """Print once where the embedded coordinator keeps records, since they use the user's disk space."""
     with _lock:
         holds = [hold for hold in _holds.values() if hold.coordinator == coordinator and not hold.informed]
         for hold in holds if kept else ():

@@ -1,4 +1,4 @@
-"""Settings of the embedded default: its share of this host, its executors and its cache."""
+"""Settings of the embedded coordinator: its share of this host, its executors and its cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOT_FOR_EMBEDDED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ExecutorChoice:
-    """The executors' names, and the address of the cache they require, empty for the embedded cache."""
+    """The names of the executors, and the address of their cache, which is empty for the embedded cache."""
 
     executor: str = "local"
     cache: str = ""
@@ -36,7 +36,7 @@ class ExecutorChoice:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ExecutorChoice:
-        """Parse ``SUPER_EXECUTOR``, by default ``local``. Raises ``ConfigError`` naming a bad variable."""
+        """Parse ``SUPER_EXECUTOR`` (default: ``local``). Raises ``ConfigError`` naming a bad variable."""
         names = executor_names(environment.get("SUPER_EXECUTOR", "") or "local", "SUPER_EXECUTOR")
         elsewhere = [EXECUTORS[name] for name in names if EXECUTORS[name].runs_on is not RunsOn.THIS_HOST]
         executor = ",".join(names)
@@ -96,7 +96,7 @@ class EmbeddedSettings:
         return cls(cache_bytes=cache_bytes(), slots=slots(), choice=choice)
 
     def command(self, directory: RunDirectory, listener: int) -> list[str]:
-        """Return the command that starts a coordinator, which inherits the file descriptor ``listener``."""
+        """Return the command to start a coordinator that inherits the file descriptor ``listener``."""
         owner = f"embedded-{directory.path.name}"
         if self.choice.cache:  # hosts share the cache and the run's name
             owner = f"{owner}-{platform.node()}"
@@ -117,7 +117,7 @@ class EmbeddedSettings:
         return [*self.program, *(word for option in options.items() for word in option)]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment without the variables that protect another coordinator."""
+        """Return the coordinator's environment, without the variables meant for other coordinators."""
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_EMBEDDED}
         # NumPy's threads for matrices would spin while others start, and none of the processes needs them.
         threads = {"OPENBLAS_NUM_THREADS": kept.get("OPENBLAS_NUM_THREADS") or "1"}

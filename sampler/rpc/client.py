@@ -57,7 +57,7 @@ _JITTER = random.SystemRandom()
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Limits for retrying a call: the number of attempts, and ``total_s`` seconds in total."""
+    """Limits for retrying a call: at most ``attempts`` attempts, and ``total_s`` seconds in total."""
 
     attempts: int
     total_s: float
@@ -84,7 +84,7 @@ FIRST_CONTACT = Patience(attempts=12, total_s=15.0)
 
 
 def startup_patience() -> Patience:
-    """Return the limits for creating a sampler, which may happen before the coordinator starts."""
+    """Return the limits for a new sampler, which may be created before the coordinator starts."""
     return Patience(attempts=10_000, total_s=seconds_from(os.environ, "SUPER_CONNECT_TIMEOUT_S", 60.0))
 
 
@@ -141,13 +141,13 @@ class Client:
         wait_s: float = 0.0,
         stopped: threading.Event | None = None,
     ) -> Any:
-        """Call a method, retrying until it is answered. A long poll adds its ``wait_s`` to the deadline.
+        """Call a method, retrying until it succeeds. A long poll adds its ``wait_s`` to the deadline.
 
         Raises:
             CallStoppedError: ``stopped`` was set before an answer arrived.
-            CoordinatorUnreachableError: no answer. The message has the address, attempts and time.
-            ProtocolMismatchError: the peer speaks another version.
-            SuperError: an error reported by the coordinator, with its own type.
+            CoordinatorUnreachableError: no answer arrived. The message has the address, attempts and time.
+            ProtocolMismatchError: the peer speaks a different version.
+            SuperError: the coordinator reported an error, which is raised as its own type.
         """
         stopped = stopped or threading.Event()
         begin_s = time.monotonic()
@@ -229,10 +229,10 @@ class Client:
     ) -> tuple[Any, float]:
         """Register a dataset and wait until it is listed, which may take minutes.
 
-        Gives up after ``silence_s`` without progress, or at the monotonic time ``end_s``, which progress
-        extends. ``patience`` limits the retries of each call. With ``renew``, this run's listing is repeated
-        if that is cheap. With ``begins``, it is repeated if that run has ended. ``listed`` is called with
-        the number of samples each time it grows. Returns the ``Dataset`` message and the extended ``end_s``.
+        Gives up after ``silence_s`` seconds without progress, or at the monotonic time ``end_s``, which
+        progress extends. ``patience`` limits the retries of each call. With ``renew``, this run's listing is
+        repeated if that is cheap. With ``begins``, it is repeated if the run has ended. ``listed`` is called
+        with each new number of samples. Returns the ``Dataset`` message and the extended ``end_s``.
 
         Raises:
             SourceError: the source cannot be listed, or its listing makes no progress.

@@ -1,4 +1,4 @@
-"""A process's only connection to a coordinator, closed around forks."""
+"""One connection per process to each coordinator, closed around forks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CallCutError(Exception):
 
 
 class CallFailedError(Exception):
-    """A call's failure as reported by grpc. ``error_name`` is the coordinator's error class, if any."""
+    """A call failed, as reported by grpc. ``error_name`` is the coordinator's error class, if any."""
 
     def __init__(self, code: str, details: str, error_name: str) -> None:
         # Keep no grpc objects, which would keep the channel alive.
@@ -122,7 +122,7 @@ class Connection:
         return self._stub
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the token, reloaded if its file changed, or the previous one if reloading fails."""
+        """Return the token as metadata. It is reloaded if its file changed, and kept if reloading fails."""
         try:
             self._token = self._credentials.current_token()
         except ConfigError as error:
@@ -168,7 +168,7 @@ class Connection:
 def _invoke(
     stub: Any, method: str, request: Any, timeout_s: float, metadata: tuple[tuple[str, str], ...]
 ) -> tuple[Any, CallFailedError | None]:
-    """Return the answer or the failure, neither of which refers to grpc objects."""
+    """Make a call and return its answer or its failure. Neither refers to grpc objects."""
     import grpc
 
     try:

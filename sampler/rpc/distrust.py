@@ -1,4 +1,4 @@
-"""Diagnosis of TLS failures, which grpc only reports as UNAVAILABLE."""
+"""Diagnosis of TLS failures, which grpc reports only as UNAVAILABLE."""
 
 from __future__ import annotations
 

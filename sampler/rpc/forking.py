@@ -46,7 +46,7 @@ class HeldSockets:
             return held
 
     def close(self, held: socket.socket, *, handed_over: bool = False) -> None:
-        """Close a socket and wake threads waiting on it. If it was handed over, only close this copy."""
+        """Close a socket and wake the threads waiting on it. If it was handed over, close only this copy."""
         with _held_lock:
             if held not in self._sockets:
                 return
@@ -106,4 +106,4 @@ def _name(thread: int) -> str:
     try:
         return (_TASKS / str(thread) / "comm").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return ""  # it ended meanwhile
+        return ""  # it has ended in the meantime

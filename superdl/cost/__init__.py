@@ -1,4 +1,4 @@
-"""The cost of epochs for each way of loading (``superdl cost``), and the bill of a run."""
+"""The cost of epochs for each way of loading (``superdl cost``), and the bill for a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bill of a run, itemised."""
+"""The itemised bill for a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EXCLUDED = (
 
 @dataclass(frozen=True, slots=True)
 class PaidByHour:
-    """Resources paid by the hour, by their names in the price table. None excludes one from the bill."""
+    """Resources paid for by the hour, as named in the price table. None leaves a resource out of the bill."""
 
     machine: str | None = None
     machines: int = 1
@@ -64,7 +64,7 @@ class BillLine:
 
 @dataclass(frozen=True, slots=True)
 class EpochBill:
-    """The bill of one epoch with its validation. Only training images count."""
+    """The bill for one epoch with its validation. Only training images are counted."""
 
     epoch: int
     usd: float
@@ -73,7 +73,7 @@ class EpochBill:
 
 @dataclass(frozen=True, slots=True)
 class RunBill:
-    """A run's bill in US dollars. ``left_out`` lists the missing items."""
+    """A run's bill in US dollars. ``left_out`` lists the items that it does not include."""
 
     usd: float
     usd_per_million_images: float | None
@@ -87,7 +87,7 @@ class RunBill:
 
 
 def prices_for(hired: PaidByHour, file: str | None = None) -> PriceTable:
-    """Return the price table; raise ``ConfigError`` if anything in ``hired`` is missing."""
+    """Return the price table; raise ``ConfigError`` if it lacks anything in ``hired``."""
     prices = load_prices(file)
     for name in filter(None, (hired.machine, hired.data_machine)):
         prices.machine(name)
@@ -105,10 +105,10 @@ def bill_of(
     prices: PriceTable,
     rest: WorkCounters | None,
 ) -> RunBill:
-    """Return the bill of a run that took ``wall_s`` seconds, from its complete epochs.
+    """Return the bill for a run that took ``wall_s`` seconds, based on its complete epochs.
 
     ``prices`` must contain everything in ``hired``. ``executor`` lists executors, separated by commas, or is
-    None if the loader itself decodes. ``rest`` counts the use outside of complete epochs, or is None
+    None if the loader itself decodes. ``rest`` counts the usage outside complete epochs, or is None
     if that was not reported.
     """
     builder = _BillBuilder(epochs, hired, executor, wall_s, prices, rest)
@@ -210,7 +210,7 @@ class _BillBuilder:
         return sum(getattr(counters, counter) for counters in self._counted())
 
     def _counted(self) -> list[WorkCounters]:
-        """Return the counters of each epoch, followed by those outside of complete epochs."""
+        """Return the counters of each epoch, followed by those from outside complete epochs."""
         return [*(epoch.counted for epoch in self.epochs), *([] if self.rest is None else [self.rest])]
 
 

@@ -1,4 +1,4 @@
-"""The bills of five ways of loading, for a first epoch, a later one and a month of identical jobs."""
+"""Bills for five ways of loading: for the first epoch, a later epoch, and a month of identical jobs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Period:
         return math.fsum(getattr(self, name) for name in PARTS)
 
     def plus(self, other: Period, times: float = 1.0) -> Period:
-        """Return the sum of this period and ``times`` the other one."""
+        """Return this period plus ``other`` multiplied by ``times``."""
         names = [entry.name for entry in fields(self)]
         return Period(*(getattr(self, name) + times * getattr(other, name) for name in names))
 
@@ -77,7 +77,7 @@ class Bill:
 
 
 class _Epoch(NamedTuple):
-    """One epoch of all jobs, with the bottleneck and the images/s of each."""
+    """One epoch of all jobs, with each job's bottleneck and images/s."""
 
     period: Period
     bound: str
@@ -85,7 +85,7 @@ class _Epoch(NamedTuple):
 
 
 def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
-    """Return the bill of each possible way of loading; raise ``ConfigError`` if a machine has no price."""
+    """Return a bill for each possible way of loading; raise ``ConfigError`` if a machine has no price."""
     absent = unavailable(scenario, prices)
     rows = [_with_lambda(scenario, prices), _embedded(scenario, prices)]
     if _STORED not in absent:
@@ -96,7 +96,7 @@ def bills(scenario: Scenario, prices: PriceTable) -> list[Bill]:
 
 
 def unavailable(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
-    """Return the ways of loading that have no bill, by tag, with the reasons."""
+    """Map the tag of each way of loading that has no bill to the reason."""
     if not prices.machine(scenario.machine).nvme_gb:
         return {_STORED: f"{scenario.machine} has no NVMe"}
     if _store_share(scenario, prices) <= _embedded_reuse(scenario, prices):
@@ -105,13 +105,13 @@ def unavailable(scenario: Scenario, prices: PriceTable) -> dict[str, str]:
 
 
 def cache_samples(scenario: Scenario, prices: PriceTable) -> int:
-    """Return how many samples fit in the cache, without reserved memory and buffers."""
+    """Return how many samples fit in the cache, not counting reserved memory and buffers."""
     node_gib = prices.cache_node(scenario.cache_node).memory_gib * (1 - scenario.reserved_share)
     return _fitting(scenario, node_gib, scenario.cache_nodes)
 
 
 def _fitting(scenario: Scenario, node_gib: float, nodes: int) -> int:
-    """Return how many samples fit in a cache of ``nodes`` nodes with this maxmemory each."""
+    """Return how many samples fit in a cache of ``nodes`` nodes with ``node_gib`` of maxmemory each."""
     maxmemory = int(node_gib * _GIB)
     infos = [
         CacheInfo(frozenset({str(number)}), 0, maxmemory, "noeviction", maxmemory, 0)
@@ -133,13 +133,13 @@ def _store_share(scenario: Scenario, prices: PriceTable) -> float:
 
 
 def _vcpus_rate(scenario: Scenario, machine: Machine, cpu_ms: float, *, reserved: float = 0.0) -> float:
-    """Return a machine's images/s without ``reserved`` vCPUs, at ``cpu_ms`` on the measured core."""
+    """Return a machine's images/s on its unreserved vCPUs, at ``cpu_ms`` per image on the measured core."""
     speed = scenario.arm_vcpu if machine.arm else scenario.x86_vcpu
     return max(machine.vcpus - reserved, 0.0) * speed / (cpu_ms * _MS)
 
 
 def _epoch(scenario: Scenario, prices: PriceTable, cpu_ms: float, gets: float, **limits: float) -> _Epoch:
-    """Return an epoch with ``gets`` GETs, at the images/s of its slowest part, ``limits`` included."""
+    """Return an epoch with ``gets`` GETs, limited by its slowest part, including ``limits`` in images/s."""
     machine = prices.machine(scenario.machine)
     bounds = {
         "GPU": scenario.images_per_s * max(machine.gpus, 1),
@@ -199,7 +199,7 @@ def _lambda_epoch(scenario: Scenario, prices: PriceTable, count: float) -> _Epoc
 
 
 def _function_s(scenario: Scenario) -> float:
-    """Return the seconds that a function runs per sample, including hedges and retries."""
+    """Return a function's running time per sample in seconds, including hedges and retries."""
     # Lambda allocates CPU in proportion to memory; the model assumes at most one vCPU.
     vcpus = min(scenario.function_mb / _VCPU_MB, 1.0)
     work_s = scenario.function_cpu_ms * _MS / (scenario.lambda_vcpu * vcpus)
@@ -207,7 +207,7 @@ def _function_s(scenario: Scenario) -> float:
 
 
 def _standing(scenario: Scenario, prices: PriceTable, hours: float) -> Period:
-    """Return the cost of cache and coordinator for ``hours``, used or not."""
+    """Return the cost of the cache and the coordinator for ``hours``, whether they are used or not."""
     task = _TASK_VCPUS * prices.fargate["vcpu_hour"] + _TASK_GB * prices.fargate["gb_hour"]
     task += scenario.endpoints * prices.endpoint["hour"]
     cache = scenario.cache_nodes * prices.cache_node(scenario.cache_node).hour
@@ -215,7 +215,7 @@ def _standing(scenario: Scenario, prices: PriceTable, hours: float) -> Period:
 
 
 def _embedded(scenario: Scenario, prices: PriceTable, *, store_share: float = 0.0) -> Bill:
-    """Return the bill of SUPER with functions and cache on the training machine."""
+    """Return the bill for SUPER with functions and cache on the training machine."""
     # The share stored on the machine's NVMe is decoded once and read from there.
     share = max(_embedded_reuse(scenario, prices), store_share)
 
@@ -232,13 +232,13 @@ def _embedded(scenario: Scenario, prices: PriceTable, *, store_share: float = 0.
 
 
 def _decoding(scenario: Scenario, prices: PriceTable) -> Bill:
-    """Return the bill of Pillow, which fetches and decodes in every epoch."""
+    """Return the bill for fetching and decoding with Pillow in every epoch."""
     epoch = _epoch(scenario, prices, scenario.s3_cpu_ms, scenario.jobs * scenario.samples)
     return _bill(scenario, "decoding from S3", epoch, epoch)
 
 
 def _converted(scenario: Scenario, prices: PriceTable) -> Bill:
-    """Return the bill of LitData reading files in S3 that contain the pixels of SUPER's records."""
+    """Return the bill for LitData, which reads files in S3 with the same pixels as SUPER's records."""
     host, units = prices.machine(scenario.cpu_host), prices.of("local")
     set_bytes = scenario.samples * scenario.record_bytes
     requests = set_bytes / (scenario.chunk_mb * 1e6)

@@ -130,5 +130,5 @@ class Scenario:
 
 
 def load_scenario(overrides: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of ImageNet on one T4 with ``key=value`` overrides, or raise ``ConfigError``."""
+    """Return ImageNet on one T4 with ``key=value`` overrides. Raises ``ConfigError`` if one is invalid."""
     return build(Scenario, apply_overrides(asdict(Scenario()), overrides))

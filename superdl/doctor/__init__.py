@@ -48,13 +48,13 @@ def preflight(
     sample: bool = True,
     allow_bad: bool = False,
 ) -> None:
-    """Check coordinator and cache with this process's permissions and, if ``sample``, source and function.
+    """Check the coordinator and the cache with this process's permissions.
 
-    It takes at most 5 s. ``notify`` receives a line if no sample arrived in time and nothing failed. A bad
-    sample is an error unless ``allow_bad``.
+    With ``sample``, also check the source and the function. All checks take at most 5 s. ``notify`` receives
+    a line if no sample arrived in time but nothing failed. A bad sample is an error unless ``allow_bad``.
 
     Raises:
-        SuperError: the error with which the run would fail, at once or later.
+        SuperError: the error that the run would fail with, immediately or later.
     """
     from superdl.coordinator.server.settings import load_settings
 

@@ -1,4 +1,4 @@
-"""The input, findings and runner of the checks, which map a :class:`Case` to a :class:`Finding`."""
+"""The checks' input, findings and runner. Each check maps a :class:`Case` to a :class:`Finding`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CheckStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The finding of a check. The runner fills in the check's name and duration."""
+    """What a check found. The runner fills in the check's name and duration."""
 
     check: str = ""
     verdict: CheckStatus
@@ -106,7 +106,7 @@ class Case:
 
     @property
     def elsewhere(self) -> bool:
-        """Return whether another identity reads the source and invokes functions."""
+        """Return whether a different identity reads the source and invokes functions."""
         return bool(self.coordinator)
 
 
@@ -123,7 +123,7 @@ class Check:
 
 
 def run_checks(checks: Sequence[Check], case: Case) -> Iterator[Finding]:
-    """Yield findings as they arrive; close all opened resources at the end."""
+    """Run the checks in order and yield their findings. Close all opened resources at the end."""
     failed: dict[str, str] = {}  # by check: the failed check that caused it
     try:
         for check in checks:

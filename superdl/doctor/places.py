@@ -1,4 +1,4 @@
-"""Checks of where samples are stored: a listing's start, and the store of decoded records."""
+"""Checks of where samples are stored: the source's listing, and the store of decoded records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 4
 
 
 def check_listing(case: Case) -> Finding:
-    """Check that this machine can list the source as a coordinator would, up to a number of samples."""
+    """Check that this machine can list the source as a coordinator would. Large listings are cut short."""
     if not case.source:
         return skipped("no source was passed", "pass one: superdl doctor s3://bucket/prefix")
     if case.elsewhere:
@@ -56,7 +56,7 @@ def check_listing(case: Case) -> Finding:
 
 
 def check_store(case: Case) -> Finding:
-    """Check that the store can be used from here."""
+    """Check that this machine can use the store."""
     from superdl.coordinator.store import AUTO, NONE, chosen_store
 
     if case.named_store.lower() == NONE:
@@ -109,7 +109,7 @@ def _of_the_coordinator(address: str) -> Finding:
 
 
 def _judged(store: Store) -> Finding:
-    """Write and remove a marker, and count the packs."""
+    """Check a store by writing and removing a marker, and count its packs."""
     instance = uuid.uuid4().hex
     try:
         store.touch(instance)

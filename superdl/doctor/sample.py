@@ -1,4 +1,4 @@
-"""Checks of the whole path, with one small batch or with every sample."""
+"""End-to-end checks, with one small batch or with every sample."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def _planned(case: Case, recipe: Recipe, batch_size: int, **dataset_options: Any
 
 
 def _fresh(recipe: Recipe) -> Recipe:
-    """Return an equivalent recipe whose samples are not cached anywhere. A non-random recipe with custom
-    steps is returned unchanged.
+    """Return an equivalent recipe whose samples are not cached anywhere. Non-random recipes with custom
+    steps are returned unchanged.
     """
     from superdl.super_wire.recipe import Recipe
 
@@ -99,7 +99,7 @@ def _fresh(recipe: Recipe) -> Recipe:
 
 @contextlib.contextmanager
 def _embedded_variables(case: Case) -> Iterator[None]:
-    """Set the embedded default's variables for executors and cache while the block runs."""
+    """Set the embedded coordinator's variables for executors and cache while the block runs."""
     before, variables = (
         dict(os.environ),
         {"SUPER_EXECUTOR": case.settings.executor, "SUPER_CACHE": case.named_cache},

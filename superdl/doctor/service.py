@@ -1,4 +1,4 @@
-"""Checks that coordinator, cache and functions are reachable, permitted and large enough, and match ours."""
+"""Checks of the coordinator, cache and functions: access, permissions, capacity and version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ONE_VERSION = "install one version of SUPER on both sides"
 
 
 def check_coordinator(case: Case) -> Finding:
-    """Check that the coordinator accepts these credentials and runs our version."""
+    """Check that the coordinator accepts these credentials and runs the same version."""
     if not case.coordinator:
         why = "no coordinator is set, so samplers start the embedded one"
         return skipped(why, "to use one, set --coordinator or SUPER_COORDINATOR")
@@ -49,7 +49,7 @@ def check_coordinator(case: Case) -> Finding:
 
 
 def check_cache(case: Case) -> Finding:
-    """Check that a reader can log in to every node, and has its permissions."""
+    """Check that a reader can log in to every cache node and has the permissions that it needs."""
     announced = case.coordinating.cache if case.coordinating is not None else ""
     address = case.named_cache or announced
     if not address and case.coordinator:
@@ -94,7 +94,7 @@ def _judge_report(refusal: str) -> Finding:
 
 
 def check_function(case: Case) -> Finding:
-    """Check that each executor's function starts, and has our version."""
+    """Check that each executor's function starts and runs the same version."""
     settings = case.settings
     if case.elsewhere:
         executors = case.coordinating.executors if case.coordinating is not None else settings.executors

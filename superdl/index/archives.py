@@ -1,4 +1,4 @@
-"""Tar and zip archives: members are named by path and labelled by a label file or by their folder."""
+"""Tar and zip archives. Members are named by path, and labelled by a label file or their folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from superdl.index.shard import Label, Shard
 
 _BLOCK = tarfile.BLOCKSIZE
-_PADDING_BYTES = 2**24  # zeros allowed after the end mark, since tar -b pads to whole records
+_PADDING_BYTES = 2**24  # zeros allowed after the end marker, since tar -b pads to whole records
 _HEADER_BYTES = 2**16  # of a long name, or of a pax header
 _DIGITS = re.compile(rb"[0-9]{256}")  # in a pax header: Python takes minutes for long numbers
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -41,7 +41,7 @@ _ENCODINGS = {zipfile.ZIP_STORED: "", zipfile.ZIP_DEFLATED: "deflate"}
 
 
 class _File(NamedTuple):
-    """A file in an archive. ``locate`` returns its offset, length and encoding, or raises."""
+    """A file in an archive. ``locate`` returns its offset, length and encoding, or raises ``ShardError``."""
 
     name: str
     size: int
@@ -49,7 +49,7 @@ class _File(NamedTuple):
 
 
 class _Archive:
-    """An archive, whose files are grouped into images and their labels."""
+    """Groups the files of an archive into images and their labels."""
 
     def __init__(self, shard: Shard, choices: Choices, *, webdataset: bool) -> None:
         # webdataset: an image field is a whole extension, and a label belongs to one image.
@@ -59,14 +59,14 @@ class _Archive:
         self._lone: dict[str, str] = {}  # label files without an image beside them, by key or stem
 
     def split(self, name: str) -> tuple[str, str]:
-        """Return a sample's key and the extension that follows it."""
+        """Split a file's name into the sample's key and the extension that follows it."""
         folder, slash, base = name.rpartition("/")
         last = self._choices.key_at == "last-dot"
         first, _, extension = base.rpartition(".") if last else base.partition(".")
         return folder + slash + first, extension
 
     def members(self, files: Iterable[_File]) -> Iterator[Member]:
-        """Yield images among files, where each sample's files are adjacent. All have a label, or none has."""
+        """Yield the images among files that are grouped by sample. Either all images have a label or none."""
         first, bare = dict[bool, str](), dict[str, str]()  # one image with and one without label; see _lone
         # As in WebDataset, files of a sample share a name up to the first dot, and are adjacent.
         for key, group in groupby(files, lambda file: self.split(file.name)[0]):
@@ -131,7 +131,7 @@ class _Archive:
 
 
 class _BoundedHeader(tarfile.TarInfo):
-    """A tar header that bounds its extended headers before they are parsed."""
+    """A tar header that limits the size of its extended headers before they are parsed."""
 
     def _proc_member(self, archive: Any) -> tarfile.TarInfo:
         # tarfile reads as many bytes as the header declares.
@@ -166,7 +166,7 @@ def tar_members(shard: Shard, choices: Choices) -> Iterator[Member]:
 
 
 def _tar_entries(shard: Shard) -> Iterator[tarfile.TarInfo]:
-    """Yield every member except directories, up to the required end mark."""
+    """Yield every member except directories, up to the end-of-archive marker, which is required."""
     shard.refuse_compressed()
     try:
         # Not tarfile.open, which would try to decompress.

@@ -1,4 +1,4 @@
-"""Write the key list of a source's shards, or of its loose images, in parallel."""
+"""Write a key list for a source's shards or its loose images, in parallel."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _IMAGES_AT_A_TIME = 256
 
 @dataclass(slots=True)
 class Built:
-    """Statistics of a written list. ``incomplete`` counts samples with missing fields."""
+    """Statistics about a written key list. ``incomplete`` counts samples with missing fields."""
 
     out: str
     samples: int = 0
@@ -86,14 +86,14 @@ def build_index(
     force: bool = False,
     progress: Callable[[int, int, int], None] = lambda *_: None,
 ) -> Built:
-    """Write the key list of a source's shards or, if it has none, of its loose images.
+    """Write a key list for a source's shards or, if it has none, for its loose images.
 
     Args:
-        sources: a URL or path, or several shards of one folder, as needed for web servers.
+        sources: a URL or path, or several shards in one folder, as web servers require.
         out: path or ``s3://`` URL of a ``.jsonl`` or ``.parquet`` file.
         choices: the user's choices.
         force: overwrite ``out``.
-        progress: called with shards done, total shards, and samples found.
+        progress: called with the numbers of finished shards, of all shards, and of samples found.
 
     Raises:
         ConfigError: an argument is invalid, or ``out`` exists.
@@ -132,7 +132,7 @@ def build_index(
 
 
 def _by_folder(sources: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the folder of the shards, and the shards' names if they were listed individually."""
+    """Return the folder of the shards, and their names if they were listed individually."""
     is_web = sources[0].lower().startswith(("https://", "http://"))
     if len(sources) == 1 and not is_web:
         return sources[0], []
@@ -146,7 +146,7 @@ def _by_folder(sources: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Step]:
-    """Return the steps that read a source. Each reads a shard, or some loose images."""
+    """Return the steps that read a source. Each step reads one shard, or some loose images."""
     source = shards.root
     here = source.directory if source.is_file else source.url.rstrip("/")
     out = os.path.realpath(built.out) if source.is_file else built.out  # the list being replaced
@@ -170,7 +170,7 @@ def _steps_of_folder(shards: Shards, choices: Choices, built: Built) -> list[Ste
 
 
 def _steps_of_shards(shards: Shards, keys: Sequence[str], choices: Choices, built: Built) -> list[Step]:
-    """Return the steps that read the split's shards, or the split's members in archives."""
+    """Return the steps that read the chosen split: its shards, or its members in archives."""
     readers = readers_of(shards, keys, choices)
     built.passed_over = len({*keys}) - len(readers)
     other_forms = sorted({form for form, _ in readers.values()} - {"tar", "zip"})
@@ -198,7 +198,7 @@ def _layouts(shards: Shards, keys: Collection[str]) -> dict[str, formats.Layout]
 
 
 def readers_of(shards: Shards, keys: Collection[str], choices: Choices) -> dict[str, tuple[str, Reader]]:
-    """Return the format and reader of each shard, sorted by the bytes of their keys."""
+    """Return the format and reader of each shard, by key, sorted bytewise."""
     layouts, known, readers = _layouts(shards, keys), {*keys}, dict[str, tuple[str, "Reader"]]()
     for key in sorted(filter(choices.takes, known), key=str.encode):
         if key in layouts:
@@ -224,7 +224,7 @@ def _is_index(key: str) -> bool:
 
 
 def _format_of(key: str) -> str:
-    """Return the extension of a shard's format, from its name, or an empty string if it has none."""
+    """Return a shard's format as an extension, judging by its name, or an empty string for other files."""
     extension = posixpath.splitext(key)[1].lower()
     return extension if extension in _FORMATS else ".tfrecord" if _SHARD_OF.search(key) else ""
 

@@ -31,7 +31,7 @@ def _option(text: str, metavar: str | None = None, default: Any = None, of: Any 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The command's options that choose samples. ``fields`` are pairs of a name and a pattern."""
+    """The command's options that choose samples. ``fields`` are pairs of name and pattern."""
 
     only: str | None = _option(
         "index only shards or images whose key matches this, such as 'train-*'", "PATTERN"
@@ -69,15 +69,15 @@ class Choices:
 
     @property
     def of_loose_images(self) -> bool:
-        """Return whether the options only make sense for images outside of shards."""
+        """Return whether the options make sense only for images outside shards."""
         return self.coco is not None or self.missing_label is not None or self.labels == "yolo"
 
     def takes(self, key: str) -> bool:
-        """Return whether an object may be a sample or a shard of the index."""
+        """Return whether an object may be indexed, as a sample or as a shard."""
         return self.only is None or fnmatch.fnmatchcase(key, self.only)
 
     def is_image(self, name: str) -> bool:
-        """Return whether a file is an image, or another field, according to its name."""
+        """Return whether a file is an image or another field, judging by its name."""
         if self.fields:
             return any(star_of(pattern, name) is not None for _, pattern in self.fields)
         from superdl.coordinator.catalog.listing import is_image
@@ -99,7 +99,7 @@ def fields_in(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def star_of(pattern: str, name: str) -> str | None:
-    """Return what ``*`` in the pattern matches in a name, or ``None`` if the name does not match."""
+    """Return the text that the pattern's ``*`` matches in a name, or ``None`` if the name does not match."""
     prefix, _, suffix = pattern.partition("*")
     name = name.removeprefix("./")
     end = len(name) - len(suffix)
@@ -113,7 +113,7 @@ def folders_of(name: str) -> list[str]:
 
 
 def keys_of_split(keys: Sequence[str], split: str | None, url: str, *, of_shards: bool) -> list[str]:
-    """Return the keys of one split; raise ``ConfigError`` if it does not exist, or if one must be chosen."""
+    """Return the keys of one split; raise ``ConfigError`` if it is missing, or not chosen among several."""
     splits = {key: _split_of(key, of_shards=of_shards) for key in keys}
     counts = sorted(Counter(name for name in splits.values() if name).items())
     listed = ", ".join(f"{shown(name)} ({count:,} files)" for name, count in counts[:_SPLITS_SHOWN])

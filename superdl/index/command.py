@@ -1,4 +1,4 @@
-"""``superdl index SOURCE -o OUT``: write the key list of samples in shards."""
+"""``superdl index SOURCE -o OUT``: write a key list of the samples in shards."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from superdl.index.choices import Choices
     from superdl.index.shard import Label, Shard
 
-    Columns = Mapping[str, tuple[str, int | None]]  # by name: kind, and size if it is equal for all samples
+    Columns = Mapping[str, tuple[str, int | None]]  # by name: kind, and size if all samples share it
 
 INDEX_FILE = "index.json"
 
@@ -63,7 +63,7 @@ _SHOWN = 2000  # characters of names of features and columns
 
 
 def _first_present(names: Collection[str], chosen: str | None, usual: Sequence[str]) -> str | None:
-    """Return the user's chosen name, or else the first usual one, if it is present."""
+    """Return the chosen name if it is present or, without a choice, the first usual name that is."""
     return next((name for name in ((chosen,) if chosen else usual) if name in names), None)
 
 
@@ -77,7 +77,7 @@ class Layout(NamedTuple):
 
 
 def layouts_of(index: Shard) -> dict[str, Layout]:
-    """Return the layouts of the shards in an ``index.json`` by key, or none if it has another format."""
+    """Return the layout of each shard in an ``index.json``, by key, or none if the format is unknown."""
     try:
         fields = json.loads(index.whole(_INDEX_BYTES))
         if isinstance(fields, dict) and "shards" in fields:
@@ -131,7 +131,7 @@ def _of_litdata(index: Shard, chunks: Any, config: Mapping[str, Any]) -> list[tu
 
 
 def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Member]:
-    """Yield the images in a shard of MDS or LitData, named by their positions in the shard."""
+    """Yield the images in a shard of MDS or LitData, named by their position in the shard."""
     # A shard begins with the number of samples and their offsets, in 32 bits.
     (samples,) = struct.unpack("<I", shard.read(0, _U32))
     if (shard.size, samples) != (layout.size, layout.samples):
@@ -155,7 +155,7 @@ def chunk_members(shard: Shard, choices: Choices, layout: Layout) -> Iterator[Me
 
 
 def _chunk_columns(shard: Shard, columns: Columns, choices: Choices) -> tuple[str, str | None]:
-    """Return the columns of image and label, as chosen, or else by kind and name."""
+    """Return the columns of the image and the label, as chosen or else recognised by kind and name."""
     shown = f"its columns are {', '.join(f'{name} ({kind})' for name, (kind, _) in columns.items())}"
     images = [name for name, (kind, _) in columns.items() if kind.partition(":")[0] in _IMAGES]
     images = [choices.image_field] if choices.image_field else images
@@ -200,7 +200,7 @@ def _chunk_label(shard: Shard, kind: str, offset: int, length: int, name: str) -
 
 
 def tfrecord_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the images in a TFRecord file, named by the numbers of their records."""
+    """Yield the images in a TFRecord file, named by record number."""
     shard.refuse_compressed()
     example_type = _example_type()
     at, number = 0, 0
@@ -268,7 +268,7 @@ def _example_type() -> Any:
 
 
 def parquet_members(shard: Shard, choices: Choices) -> Iterator[Member]:
-    """Yield the rows of a Parquet file, named by their column and row number."""
+    """Yield the rows of a Parquet file, named by column and row number."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -319,7 +319,7 @@ def _parquet_rows(shard: Shard, file: Any, choices: Choices) -> Iterator[Member]
 def _parquet_image(
     shard: Shard, file: Any, features: Mapping[str, Mapping[str, Any]], choices: Choices
 ) -> tuple[str, int]:
-    """Return the path and index of the image's column, as chosen or described, or else the only one."""
+    """Return the path and index of the image column: as chosen or described, or else the only candidate."""
     columns = [file.schema.column(index) for index in range(len(file.schema))]
     images = {name for name, feature in features.items() if feature.get("_type") == "Image"}
     chosen_paths = {choices.image_field} if choices.image_field else images

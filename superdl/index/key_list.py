@@ -39,7 +39,7 @@ _MEMBER_BYTES = Limits().object_bytes
 
 
 def rows_of(shard: Shard, members: Iterable[Member], choices: Choices) -> tuple[Rows, int, int]:
-    """Return a shard's rows, and how many were empty or incomplete; or raise ``ShardError``."""
+    """Return a shard's rows and the numbers of empty and incomplete samples; may raise ``ShardError``."""
     members = sorted(members, key=lambda member: (member.offset, member.length))
     if choices.split not in {None, EVERY_SPLIT}:
         members = [member for member in members if choices.split in folders_of(member.name)]
@@ -84,7 +84,7 @@ def _location(member: Member) -> Row:
 
 
 def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
-    """Return a member's label, or ``None`` if its folder will decide it."""
+    """Return a member's label, or ``None`` if its folder will determine it."""
     folders = folders_of(member.name)
     fixed: dict[str, Label] = {"none": 0, "folder": "".join(folders[-1:])}
     label = fixed.get(choices.labels, member.label)
@@ -97,7 +97,7 @@ def _label(shard: Shard, member: Member, choices: Choices) -> Label | None:
 
 
 class Labelling:
-    """A collector of rows, which labels them once all are known, and counts the samples of each class."""
+    """Collects rows, labels them once all are known, and counts the samples of each class."""
 
     def __init__(self, url: str, buffer: IO[bytes]) -> None:
         # Until all are read, rows wait in a temporary file.
@@ -183,7 +183,7 @@ _WRITERS = {".jsonl": _write_jsonl, ".parquet": _write_parquet}
 
 @contextmanager
 def key_list_at(out: str, *, force: bool) -> Iterator[Callable[[Iterable[Rows]], None]]:
-    """Yield a function that writes rows. The list appears complete or not at all."""
+    """Yield a function that writes rows. The key list is written completely or not at all."""
     bucket, path = split_url(out, "-o")
     write = _WRITERS.get(Path(out).suffix.lower())
     if write is None:

@@ -1,6 +1,6 @@
-"""Images outside of shards, and labels in files beside images (also in archives) or in COCO's format.
+"""Images outside shards, and labels in files beside images (also in archives) or in COCO's format.
 
-A label file contains a number, a string, a field of JSON, or YOLO's boxes. COCO's ``boxes`` are (left,
+A label file contains a number, a string, JSON with a label, or YOLO's boxes. COCO's ``boxes`` are (left,
 top, right, bottom) in pixels, as torchvision's models expect. ``classes`` are category ids, the same in
 every split. ``crowd`` is 1 for a box around many objects.
 """
@@ -62,7 +62,7 @@ def _json_label(content: bytes, field: str, fail: Fail) -> Label | None:
 
 
 def number_or_text(value: object, fail: Fail) -> Label:
-    """Return a value that can be a label, with booleans as 0 and 1."""
+    """Check that a value can be a label and return it, converting booleans to 0 or 1."""
     if isinstance(value, int | float | str):
         return int(value) if isinstance(value, bool) else value
     raise fail(f"the label must be a number or a string, not {str(value)[:60]!r}")
@@ -90,8 +90,8 @@ class LooseImages:
     """The images among ``chosen`` objects of a source, with their labels and other fields.
 
     ``versions`` maps the keys of all objects, relative to the source, to their versions. ``keys`` are sorted
-    by their bytes. ``skipped`` counts objects that are neither images nor labels, ``unlabelled`` images
-    without a label file. These raise ``SourceNotFoundError`` unless ``missing_label`` is set.
+    bytewise. ``skipped`` counts objects that are neither images nor labels. ``unlabelled`` counts images
+    without a label file, which raise ``SourceNotFoundError`` unless ``missing_label`` is set.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class LooseImages:
         ]
 
     def _parts_of(self, key: str) -> dict[str, str] | None:
-        """Return the keys of an image's other fields, or ``None`` if it is not an image or one is missing."""
+        """Return the keys of an image's other fields, or ``None`` if it is no image or a field is missing."""
         choices = self._choices
         if choices.coco or not choices.fields:
             return {} if (key in self._coco if choices.coco else choices.is_image(key)) else None

@@ -31,7 +31,7 @@ class ShardError(SourceError):
 
 
 class Member(NamedTuple):
-    """A sample in a shard. ``offset`` and ``length`` are bytes, or a row group and row of Parquet."""
+    """A sample in a shard. ``offset`` and ``length`` are in bytes or, in Parquet, a row group and a row."""
 
     name: str
     offset: int
@@ -49,9 +49,9 @@ _BUCKET_PIECES = 2**23, 2**16, 2**20
 
 
 class Shard:
-    """An object that is open for reading by one thread. Reading fails if it is no longer ``version``.
+    """An object that is open for reading by one thread. Reading fails if its version has changed.
 
-    ``key`` is relative to the source; ``fetch`` takes a length and an offset, and returns those bytes.
+    ``key`` is relative to the source. ``fetch`` takes a length and an offset, and returns those bytes.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Shard:
         self._begin, self._piece, self._end_of_last = 0, b"", 0
 
     def read(self, offset: int, length: int, member: str = "") -> bytes:
-        """Return exactly these bytes; raise ``ShardError`` if the shard ends before."""
+        """Return exactly these bytes; raise ``ShardError`` if the shard is too short."""
         self.check(offset, length, member)
         begin = offset - self._begin
         if begin < 0 or begin + length > len(self._piece):
@@ -87,7 +87,7 @@ class Shard:
             raise self.error(f"truncated, or its headers are wrong: {wrong}", member)
 
     def refuse_compressed(self) -> None:
-        """Raise ``ShardError`` if the shard is one compressed stream."""
+        """Raise ``ShardError`` if the shard is a single compressed stream."""
         start = self.read(0, min(8, self.size))
         if name := next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None):
             raise self.error(f"compressed with {name}, so members cannot be read individually: {UNPACK}")
@@ -119,9 +119,9 @@ class Shards:
         return Shard(url, key, version, size, partial(self.read, key, version))
 
     def read(self, key: str, version: str, limit_bytes: int, begin: int | None = None) -> bytes:
-        """Return an object of at most ``limit_bytes``, or that many bytes from ``begin`` on.
+        """Return an object of at most ``limit_bytes`` or, with ``begin``, that many bytes starting there.
 
-        Raise ``ShardError`` if it is larger or cannot be read.
+        Raises ``ShardError`` if the object is larger or cannot be read.
         """
         if self._stop.is_set():
             raise CancelledError
@@ -146,7 +146,7 @@ class Shards:
 
 
 class ShardFile(io.RawIOBase):
-    """A shard as a seekable file. One read returns at most ``limit_bytes``."""
+    """A shard as a seekable file. Each read returns at most ``limit_bytes``."""
 
     def __init__(self, shard: Shard, limit_bytes: int) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class ShardFile(io.RawIOBase):
         return at
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return the next ``size`` bytes, or all up to the end."""
+        """Return up to ``size`` bytes, by default all that remain."""
         length = max(self._shard.size - self._at, 0)
         if size is not None and size >= 0:
             length = min(length, size)

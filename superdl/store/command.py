@@ -1,6 +1,6 @@
 """``superdl store``: list and verify a store of decoded records, and drop packs from it.
 
-The exit code is also 1 if ``verify`` found faults, even if they were dropped.
+The exit code is also 1 if ``verify`` found faults, even if the faulty packs were dropped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A store's contents: list its collections and packs, find those in use or corrupt, and drop them."""
+"""List a store's collections and packs, find out which are in use or corrupt, and drop packs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Collection:
 
     @property
     def size_bytes(self) -> int:
-        """Return the total size of its packs."""
+        """Return the total size of the collection's packs."""
         return sum(self.packs.values())
 
 
@@ -76,7 +76,7 @@ class Contents:
 
 
 def store_address(named: str | None, environment: Mapping[str, str]) -> str:
-    """Return the address: ``named``, ``SUPER_STORE`` or the default. Raise ``ConfigError`` if it is off."""
+    """Return the address: ``named``, ``SUPER_STORE`` or the default. Raises ``ConfigError`` for ``none``."""
     text = named or environment.get("SUPER_STORE") or AUTO
     if text.lower() == AUTO:
         return str(default_directory(environment))
@@ -127,9 +127,9 @@ class Removed:
 
 
 def choose(contents: Contents, decoder: str, *, keep_bytes: int = 0) -> list[str]:
-    """Return the packs to drop, in the order that a coordinator uses. An open collection keeps its packs.
+    """Return the packs to drop, in the order that a coordinator uses. Packs of open collections are kept.
 
-    ``keep_bytes`` of packs may stay. ``decoder`` is the fingerprint of this machine's decoder.
+    ``keep_bytes`` of packs may remain. ``decoder`` is the fingerprint of this machine's decoder.
     """
     packs = [
         StoredPack(pack, size, _is_useless(contents, pack, decoder), collection.used_s)
@@ -225,7 +225,7 @@ def verify(
 
 
 def _sampled(indexes: dict[str, PackIndex], share: float) -> dict[str, PackIndex]:
-    """Return a random share of all records, as indexes of their packs."""
+    """Return the packs' indexes, reduced to a random share of all records."""
     counts = [len(index.entries) for index in indexes.values()]
     count = sum(counts)
     positions = np.random.default_rng().choice(

@@ -1,4 +1,4 @@
-"""``superdl top``: show a coordinator's current rates, the differences between two polls of its counters.
+"""``superdl top``: show a coordinator's current rates, computed from two polls of its counters.
 
 A *view* is the displayed data as JSON values. Rates are per second, and ``None`` before the second poll.
 """
@@ -33,10 +33,10 @@ _Stats = dict[str, Any]
 
 
 class Poller:
-    """Polls of one coordinator, which continue through its restarts. ``view`` is the newest.
+    """Polls a coordinator, even across its restarts. ``view`` is the latest result.
 
-    ``text`` makes text from other programs safe to display. Rates are relative to a poll at least
-    ``window_s`` old. Raise ``SuperError`` if the first poll reaches no coordinator.
+    ``text`` makes text from other programs safe to display. Rates are relative to a poll that is at least
+    ``window_s`` old. Raises ``SuperError`` if the first poll reaches no coordinator.
     """
 
     def __init__(self, client: Client, text: Callable[[str], str] = str, window_s: float = WINDOW_S) -> None:
@@ -49,7 +49,7 @@ class Poller:
         self.view = self._query(FIRST_CONTACT)
 
     def poll(self) -> dict[str, Any]:
-        """Poll again. If there is no answer, keep the statistics and set ``unreachable``."""
+        """Poll again. If there is no answer, keep the previous statistics and set ``unreachable``."""
         try:
             self.view = self._query(self._patience)
             self._unreachable = None
@@ -62,7 +62,7 @@ class Poller:
         return self.view
 
     def late_batches(self, job: str) -> list[dict[str, Any]]:
-        """Return a job's newest batches that readers waited for. Thread-safe."""
+        """Return a job's latest batches that readers had to wait for. Thread-safe."""
         from superdl.super_wire import coordinator_pb2 as pb
 
         request = pb.GetJobStatsRequest(jobs=[job], with_stalls=True)
@@ -179,7 +179,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Poll and show until Ctrl-C."""
+    """Poll and show the view until Ctrl-C is pressed."""
     from superdl.sampler.rpc import Client, checked_address
 
     web = arguments.web is not None

@@ -96,7 +96,7 @@ def _table(*columns: str) -> Table:
 
 
 def _waits(waits: Mapping[str, float | None]) -> str:
-    """Return the causes of waiting, in seconds per second summed over all readers."""
+    """Return the causes of waiting with their rates, in seconds per second over all readers."""
     waiting = sorted(
         ((rate, cause) for cause, rate in waits.items() if (rate or 0) >= _LEAST_WAIT), reverse=True
     )

@@ -1,4 +1,4 @@
-"""The view as a browser page on loopback: one HTML file, which fetches the newest view every second."""
+"""The view as a browser page on loopback: one HTML file, which fetches the latest view every second."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _OURS = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE
 class Page:
     """The page, which shows each new visitor the last fifteen minutes.
 
-    ``port`` is on 127.0.0.1, and 0 picks a free one. Raise ``ConfigError`` if it is taken. ``late_batches``
-    takes a job's name, and returns its recent batches that readers waited for.
+    ``port`` is on 127.0.0.1, and 0 picks a free one. Raises ``ConfigError`` if the port is taken.
+    ``late_batches`` takes a job's name, and returns its recent batches that readers had to wait for.
     """
 
     def __init__(self, port: int, late_batches: Callable[[str], Sequence[Mapping[str, Any]]]) -> None:
@@ -71,7 +71,7 @@ class Page:
                 self._count += 1
 
     def update(self, after: int) -> bytes:
-        """Return the view, and the points of the timeline that follow its first ``after``, as JSON."""
+        """Return the view and the timeline's points, except the first ``after`` points, as JSON."""
         with self._lock:
             # By number, since clocks step back. A page with a higher count belongs to an earlier server.
             new = self._count - after if 0 <= after <= self._count else self._count
@@ -86,7 +86,7 @@ class Page:
 
 
 def _setup(view: Mapping[str, Any]) -> set[str]:
-    """Return the setup that a remedy must fit, as for :meth:`Wait.remedy`."""
+    """Return the setup that remedies must fit, in the form that :meth:`Wait.remedy` takes."""
     setup = {function["name"] for function in view["functions"]} | {RESTARTING}  # which is not known here
     if not view["coordinator"].startswith("unix:"):  # which embedded runs use
         setup.add(SHARED)
@@ -135,7 +135,7 @@ class _Server(ThreadingMixIn, TCPServer):
 
 
 class _Request(BaseHTTPRequestHandler):
-    """One request, after which the connection is closed, as in HTTP/1.0."""
+    """A single request. The connection is closed after it, as in HTTP/1.0."""
 
     timeout = 30
     server: _Server
@@ -190,7 +190,7 @@ class _Request(BaseHTTPRequestHandler):
         self._send(200, "application/json", json.dumps(batches).encode())
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
-        """Send plain text that repeats nothing from the request."""
+        """Send an error as plain text that repeats nothing from the request."""
         text = message if code in {403, 404, 503} else "this server does not support such requests"
         self._send(code, "text/plain; charset=utf-8", f"{text}\n".encode())
 
