@@ -1,4 +1,4 @@
-"""Measure the costs of SUPER against the usual alternatives: ``superdl bench``. Not in the wheel."""
+"""Compare the costs of SUPER with those of common alternatives: ``superdl bench``. Not in the wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator's cost, with many jobs and while listing: ``superdl bench coordinator``."""
+"""The cost of the coordinator with many jobs and while listing a source: ``superdl bench coordinator``."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> BenchmarkReport:
-    """Run all measurements. ``log`` receives a line for each."""
+    """Run all measurements, calling ``log`` with a line for each."""
     return BenchmarkReport(
         method=_METHOD,
         group_by=("part", "way"),
@@ -135,7 +135,7 @@ def _jobs(arguments: argparse.Namespace, log: Callable[[str], None]) -> Iterator
 
 
 def _fill(clients: Clients, dataset: bytes, samples: int) -> None:
-    """Produce a whole epoch without measuring it, no faster than functions can keep up."""
+    """Read all samples without measuring, slowly enough for functions to keep up."""
     job = clients.open(dataset, "fill", batch_size=_FILL_BATCH, seed=0, epoch=0)
     clients.start([job])
     for _ in range(_FILL_EPOCHS):
@@ -167,7 +167,7 @@ def _measured_jobs(
 
 
 def _listing(arguments: argparse.Namespace, log: Callable[[str], None]) -> Iterator[Run]:
-    """List each source with a new coordinator, then restart it."""
+    """Measure how a new coordinator lists each source, and how it restarts."""
     for number, source in itertools.product(range(1, arguments.rounds + 1), arguments.sources):
         log(f"round {number} of {arguments.rounds}: listing {source}, {arguments.samples:,} samples")
         conditions = {"part": "listing", "way": f"{arguments.samples:,} samples", "source": source}
@@ -207,7 +207,7 @@ def _measured_listing(source: str, samples: int) -> dict[str, float]:
 
 
 class _Watch:
-    """Resources used by a coordinator and its listing process, and the latency of health checks."""
+    """Measure the resource use of a coordinator and its listing process, and the latency of health checks."""
 
     def __init__(self, server: Server) -> None:
         self.latencies_s: list[float] = []

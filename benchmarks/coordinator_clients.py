@@ -1,4 +1,4 @@
-"""Simulated samplers and readers of many jobs, which request pages and send reports, but read nothing."""
+"""Simulated samplers and readers of many jobs. They request pages and send reports, but read no data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from superdl.super_wire.recipe import Recipe
 
-# A page of this many batches is requested once at most as many are unread.
+# Batches per page. The next page is requested once no more than this many batches are unread.
 PAGE_BATCHES = 32
 
 _TIMEOUT_S = 120.0
@@ -36,12 +36,12 @@ _ROWS_AT_A_TIME = 2**17
 
 
 def write_key_list(path: Path, samples: int) -> str:
-    """Write a key list like ImageNet's, with labels and versions; return its URL."""
+    """Write a key list like ImageNet's, with labels and versions, and return its URL."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    # The coordinator's work depends on the number and the strings, not on images.
+    # The coordinator's work depends on the number of rows and their strings, not on images.
     schema = pa.schema({"key": pa.string(), "label": pa.int64(), "version": pa.string()})
     with pq.ParquetWriter(path, schema) as writer:
         for begin in range(0, samples, _ROWS_AT_A_TIME):
@@ -57,7 +57,7 @@ def write_key_list(path: Path, samples: int) -> str:
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """A job with one rank and its progress."""
+    """A job with a single rank, and its progress."""
 
     name: str
     batches_per_epoch: int
@@ -65,7 +65,7 @@ class SimulatedJob:
     samples: int = 0  # of a batch
     requested: int = 0  # batches of this epoch
     read: int = 0  # batches of this epoch
-    batches: int = 0  # all that were read
+    batches: int = 0  # batches read in total
 
 
 class Clients:
@@ -114,12 +114,12 @@ class Clients:
 
     def start(self, jobs: Sequence[SimulatedJob]) -> None:
         """Request each job's first page."""
-        # From then on jobs differ in their place in a page.
+        # First pages differ in size, so that jobs request later pages at different times.
         for number, job in enumerate(jobs):
             self._request_page(job, PAGE_BATCHES + number % PAGE_BATCHES)
 
     def advance(self, jobs: Sequence[SimulatedJob], batches: int, rate: float = math.inf) -> None:
-        """Read ``batches`` batches from all jobs in turn, ``rate`` per second, and wait for all of them."""
+        """Read ``batches`` batches from the jobs in turn, ``rate`` per second, and wait for the last one."""
         began_s = time.perf_counter()
         for count, job in zip(range(batches), itertools.cycle(jobs), strict=False):
             ahead_s = began_s + count / rate - time.perf_counter()

@@ -1,4 +1,4 @@
-"""The function's cost per image, compared with a bare loop: ``superdl bench function``."""
+"""The cost of the function per image, compared with a bare loop: ``superdl bench function``."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> BenchmarkReport:
-    """Run all arms. ``log`` receives a line for each."""
+    """Run all arms, calling ``log`` with a line for each."""
     core, *others = usable_cores(1, "this benchmark pins a process to a core")
     sets = [prepare_images(name, arguments, log) for name in arguments.images]
     runs = []
@@ -92,7 +92,7 @@ def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> Benchm
 
 @dataclass(frozen=True, slots=True)
 class FunctionArm:
-    """One arm. The bucket has the name of the images' directory."""
+    """One arm. The bucket is named after the images' directory."""
 
     way: str
     images: Loading
@@ -102,7 +102,7 @@ class FunctionArm:
 
 
 class _Context:
-    """Stand-in for the context that an executor passes to the handler."""
+    """A stand-in for the context that an executor passes to the handler."""
 
     function_name = "bench"
     aws_request_id = "bench"
@@ -142,7 +142,7 @@ def _bare(arm: FunctionArm) -> Callable[[], None]:
 
 
 def _calls(arm: FunctionArm) -> Callable[[], None]:
-    """Return a function that calls the handler once for all images, in listing order."""
+    """Return a function that calls the handler once with all images, in listing order."""
     recipe = _recipe(arm)
     catalog = list_source(f"s3://{Path(arm.images.directory).name}")
     request = PrefetchRequest(

@@ -1,4 +1,4 @@
-"""An S3 server that only lists objects: ``python -m benchmarks.listed_bucket PORT SAMPLES``."""
+"""An S3 server that can only list objects: ``python -m benchmarks.listed_bucket PORT SAMPLES``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def listed_bucket(samples: int) -> Iterator[Server]:
 
 
 class _Listing(BaseHTTPRequestHandler):
-    """A handler for ListObjectsV2, with folders of equal size under ``train/``."""
+    """A handler for ListObjectsV2 that lists folders of equal size under ``train/``."""
 
     protocol_version = "HTTP/1.1"
     samples: ClassVar[int]

@@ -1,4 +1,4 @@
-"""The trainer's CPU per image, with SUPER and with other loaders: ``superdl bench read``."""
+"""The trainer's CPU time per image, with SUPER and with other loaders: ``superdl bench read``."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> BenchmarkReport:
-    """Run all arms. ``log`` receives a line for each."""
+    """Run all arms, calling ``log`` with a line for each."""
     from_shards = arguments.source == SHARDS
     forms = {
         name: form
@@ -168,7 +168,7 @@ def _runs(
 
 
 def _spec(contender: str, loading: Loading, services: LoaderServices, epochs: int) -> ArmSpec:
-    """Return an arm's spec, with ``epochs`` warm epochs of files or the first two of shards."""
+    """Return an arm's spec: ``epochs`` warm epochs of files, or the first two epochs of shards."""
     form, from_shards = CONTENDERS[contender], bool(loading.shards)
     return ArmSpec(
         open=form.open_shards if form.open_shards and from_shards else form.open,

@@ -23,7 +23,7 @@ _SAMPLE_S = 0.002
 
 
 class SimulatedExecutor(Executor):
-    """An executor without functions, which waits as they would and reports all samples as cached."""
+    """An executor without functions. It waits as long as they would, and reports all samples as cached."""
 
     name = "local"  # the registry entry that it replaces
     remote = False

@@ -1,4 +1,4 @@
-"""The savings of a store, and the cost of reading it: ``superdl bench store``."""
+"""The savings from a store, and the cost of reading it: ``superdl bench store``."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> BenchmarkReport:
-    """Read the epochs of all arms. ``log`` receives a line for each."""
+    """Read the epochs of all arms, calling ``log`` with a line for each."""
     if "s3" in arguments.only:
-        needed_rclone()  # not after minutes of other rows
+        needed_rclone()  # fail now, not after minutes of other rows
     images = prepare_images(arguments.images, arguments, log)
     runs = []
     with tempfile.TemporaryDirectory(prefix="superdl-bench-store-", dir=arguments.data) as folder:
@@ -81,7 +81,7 @@ def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> Benchm
 
 
 class _Bench:
-    """One image set and the arms that read it. Stores are in ``place``."""
+    """One image set and the arms that read it. Stores are created in ``place``."""
 
     def __init__(
         self, images: Loading, arguments: argparse.Namespace, place: Path, log: Callable[[str], None]
@@ -105,7 +105,7 @@ class _Bench:
         yield self._super("the same, started again", self._store, self._quarter_bytes)
 
     def straight(self) -> Iterator[_Arm]:
-        """CPU of reading packs in the page cache, compared with a loader of converted images."""
+        """CPU time for reading packs from the page cache, compared with a loader of converted images."""
         if not Path(self._store).exists():  # an earlier arm may have filled it
             self._super("filling the store", self._store, self._quarter_bytes)
         yield self._super("SuperLoader, packs", self._store, self._quarter_bytes)
@@ -126,7 +126,7 @@ class _Bench:
         return [1] * self._epochs
 
     def _super(self, arm: str, store: str, budget_bytes: int, s3: Server | None = None) -> _Arm:
-        """Run epochs of SuperLoader with ``budget_bytes`` of cache."""
+        """Read epochs with SuperLoader and ``budget_bytes`` of cache."""
         with loader_services("--store", store, s3=s3, budget_bytes=budget_bytes) as services:
             loading = replace(self._loading, coordinator=services.coordinator)
             opening = CONTENDERS[SUPER_LOADER].open

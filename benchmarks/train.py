@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from benchmarks.harness.image_sets import Loading
 
-_CLASSES = 100  # the maximum of the image sets
+_CLASSES = 100  # the most that any image set has
 _WARMING_STEPS = 2  # the first steps of a process choose kernels
 
 _METHOD = (
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace, log: Callable[[str], None]) -> BenchmarkReport:
-    """Train with each loader. ``log`` receives a line for each."""
+    """Train with each loader, calling ``log`` with a line for each."""
     trainer_core, *function_cores = usable_cores(
         2, "this benchmark pins the trainer to one core and functions to the others"
     )
@@ -122,7 +122,7 @@ def _runs(images: str, contender: str, laps: Sequence[Lap]) -> Iterator[Run]:
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """The setup of a trainer: the processor that it and its workers use, and the network's width."""
+    """A trainer's setup: its images, the network's width, and the core that it and its workers use."""
 
     loading: Loading
     width: int
@@ -130,7 +130,7 @@ class TrainerSpec:
 
 
 class Trainer:
-    """A small ResNet with its optimiser, in one torch thread."""
+    """A small ResNet and its optimiser, running in a single torch thread."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         # Workers that it starts inherit the core.
@@ -153,14 +153,14 @@ class Trainer:
         self._busy_s += time.perf_counter() - began_s
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Return and reset the step count and the time outside steps (``wall_s`` minus busy time)."""
+        """Return and reset the step count and the time spent outside steps (``wall_s`` minus busy time)."""
         figures = {"steps": self._steps, "wait_s": wall_s - self._busy_s}
         self._steps, self._busy_s = 0, 0.0
         return figures
 
 
 def warmed(spec: TrainerSpec) -> Trainer:
-    """Return a fresh trainer, after another one has warmed up this process."""
+    """Warm up this process with one trainer, and return a fresh one."""
     first = Trainer(spec)
     for _ in range(_WARMING_STEPS):
         first.step(_random_batch(spec.loading))
@@ -174,11 +174,11 @@ def _random_batch(loading: Loading) -> tuple[Tensor, Tensor]:
 
 
 def small_resnet(classes: int, width: int) -> nn.Module:
-    """Return a ResNet with one block per stage, for uint8 images, which takes about 1 ms per image."""
+    """Return a ResNet for uint8 images with one block per stage. It takes about 1 ms per image."""
     declare_operators()
     from torchvision.models.resnet import BasicBlock
 
-    # The width is the number of channels of the first stage.
+    # The width is the number of channels in the first stage.
     layers: list[nn.Module] = [
         nn.Conv2d(3, width, kernel_size=7, stride=4, padding=3, bias=False),
         nn.BatchNorm2d(width),

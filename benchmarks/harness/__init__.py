@@ -1,1 +1,1 @@
-"""The harness of all benchmarks: fresh processes, CPU times, services, image sets and tables."""
+"""The harness shared by all benchmarks: fresh processes, CPU times, services, image sets and tables."""

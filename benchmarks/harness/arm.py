@@ -1,4 +1,4 @@
-"""An arm of ``superdl bench read``, ``store`` and ``train``: epochs in a separate process."""
+"""Arms of ``superdl bench read``, ``store`` and ``train``, each of which reads epochs in its own process."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Trainer(Protocol):
         """Train on one batch."""
 
     def figures(self, wall_s: float) -> dict[str, Any]:
-        """Return the steps and the waiting time since the last call, ``wall_s`` seconds ago."""
+        """Return the step count and waiting time since the last call, which was ``wall_s`` seconds ago."""
 
 
 class Contender:
-    """An opened loader. Each iteration is one epoch, in a new order.
+    """An open loader. Each iteration over it is one epoch, in a new order.
 
-    Images are uint8 (batch, 3, height, width), labels int64 (batch,). A batch is valid until the
-    next one is requested: a loader may reuse its memory.
+    Images are uint8 of shape (batch, 3, height, width), and labels are int64 of shape (batch,). A batch is
+    valid only until the next one is requested, because a loader may reuse its memory.
 
     Args:
-        batches: the iterable, which is closed if possible, or else ends with its last reference.
-        pair: converts its items to images and labels, if they have another form.
-        sampler: SUPER's sampler, which is closed as well.
+        batches: the iterable of batches. It is closed if it has a ``close`` method, and released otherwise.
+        pair: converts each item to a pair of images and labels, unless the items already are such pairs.
+        sampler: SUPER's sampler, if any, which is closed too.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Contender:
         return iter(batches) if self._pair is None else map(self._pair, batches)
 
     def counts(self) -> dict[str, int]:
-        """Return how many samples functions decoded and GETs they sent so far; empty without a sampler."""
+        """Return the counts of samples decoded and GETs sent so far, or an empty dict without a sampler."""
         if self._sampler is None:
             return {}
         stats = self._sampler.job_stats()
@@ -71,7 +71,7 @@ class Contender:
         }
 
     def settle(self) -> None:
-        """Wait until functions are idle, as their last results arrive after the last batch."""
+        """Wait until functions are idle, because their last results arrive after the last batch."""
         until_s = time.monotonic() + _SETTLED_S
         while self._sampler is not None and self._sampler.job_stats().total_requests_in_flight:
             if time.monotonic() > until_s:
@@ -79,7 +79,7 @@ class Contender:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """End the workers and whatever else was opened."""
+        """Stop the workers, and close everything else that was opened."""
         batches, self._batches = self._batches, None  # the last reference: persistent workers end with it
         close = getattr(batches, "close", None)
         if close is not None:
@@ -91,7 +91,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
-    """One arm. The epochs of a lap follow one another without a pause."""
+    """One arm. The epochs of each lap run without a pause between them."""
 
     open: Callable[[Loading], Contender]
     loading: Loading
@@ -105,7 +105,7 @@ class ArmSpec:
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """The costs of a lap's epochs."""
+    """The costs of one lap, which is one or more epochs."""
 
     images: int
     first_s: float  # until the first batch
@@ -116,7 +116,7 @@ class Lap:
     coordinator_cpu_s: float
     functions_cpu_s: float
     s3_cpu_s: float
-    # By functions; None without any.
+    # By functions; None if there are none.
     decoded: int | None = None
     gets: int = 0
     # Of a trainer: its steps, and the time between them.
@@ -125,7 +125,7 @@ class Lap:
     checksum: int = 0  # of one epoch's images and labels
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of a table: CPU in ms per image, and rates. ``reader`` is main and workers."""
+        """Return the table's figures: rates, and CPU in ms per image. ``reader`` is main plus workers."""
         cpu_s = {part: getattr(self, f"{part}_cpu_s") for part in _PARTS}
         cpu_s["reader"] = cpu_s["main"] + cpu_s["workers"]
         cpu_s["all"] = cpu_s["reader"] + cpu_s["cache"] + cpu_s["coordinator"] + cpu_s["functions"]
@@ -140,7 +140,7 @@ class Lap:
 
 
 class _Spent:
-    """CPU time outside the main process, and work of functions, since the last reading."""
+    """CPU time used outside the main process, and work done by functions, since the last reading."""
 
     def __init__(self, pids: Pids) -> None:
         self._pids = pids
@@ -155,10 +155,10 @@ class _Spent:
 
 
 def run_checked(spec: ArmSpec, name: str, environment: Mapping[str, str] | None = None) -> list[Lap]:
-    """Measure an arm in a fresh process. Check its images, and that later laps decode nothing.
+    """Measure an arm in a fresh process. Check its images, and that functions decode only in the first lap.
 
     Raises:
-        BenchmarkError: the arm failed, or does not match its description in the table.
+        BenchmarkError: the arm failed, or did not do what the table says.
     """
     laps = run_child(measure_arm, replace(spec, checked=True), name=name, environment=environment)
     for count, lap in zip(spec.laps, laps, strict=True):
@@ -193,8 +193,8 @@ def measure_arm(spec: ArmSpec) -> list[Lap]:
 
 def _lap(spec: ArmSpec, contender: Contender, trainer: Trainer | None, spent: _Spent, epochs: int) -> Lap:
     """Read every batch of ``epochs`` epochs, as a trainer would."""
-    # Reading the clocks of other processes takes milliseconds, so this process's own is read last, and first
-    # at the end.
+    # Reading the clocks of other processes takes milliseconds, so read this process's own clock last here,
+    # and first at the end.
     main_s, began_s = process_cpu_s(os.getpid()), time.perf_counter()
     images, first_s = 0, 0.0
     for _ in range(epochs):
@@ -218,7 +218,7 @@ def _lap(spec: ArmSpec, contender: Contender, trainer: Trainer | None, spent: _S
 
 
 def checksum(images: Tensor, labels: Tensor) -> int:
-    """Return the sum of all pixels of a batch, weighted by their images' labels."""
+    """Return the sum of a batch's pixels, each weighted by the label of its image."""
     # Sums over batches do not depend on the order.
     return int((images.sum(dim=(1, 2, 3), dtype=torch.int64) * (labels + 1)).sum())
 

@@ -1,4 +1,4 @@
-"""The image sets of the benchmarks: recipes, options, location and loading parameters."""
+"""The benchmarks' image sets: their recipes, options, locations and loading parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def whole(text: str, least: int = 1) -> int:
-    """Parse an option's integer. Raises ``ValueError`` if it is less than ``least``."""
+    """Parse an integer option. Raise ``ValueError`` if it is less than ``least``."""
     if (number := int(text)) < least:
         raise ValueError(text)
     return number
@@ -23,7 +23,7 @@ def whole(text: str, least: int = 1) -> int:
 
 IMAGE_SETS = {
     "digits": "64x64 JPEGs (scikit-learn's digits, training split)",
-    # Drawn, and as costly to decode as ImageNet's photographs.
+    # Generated, but as costly to decode as ImageNet's photographs.
     "photos": "500x375 JPEGs of 110 KB (synthetic), resize 256, crop 224",
 }
 
@@ -37,21 +37,21 @@ class Loading:
     images: int
     resize: int  # of the shorter side, in pixels
     crop: int  # centre crop, in pixels
-    batch_size: int = 1  # the last of an epoch may be shorter
-    num_workers: int = 0  # processes that load besides the main one
+    batch_size: int = 1  # an epoch's last batch may be smaller
+    num_workers: int = 0  # loader processes besides the main one
     coordinator: str = ""  # address for SUPER; ignored by other loaders
     shards: str = ""  # location of tar shards in S3, to read those instead
     key_list: str = ""  # of the samples in the shards, for SUPER
     seed: int = 0  # of the shuffle
 
     def converted(self, name: str) -> Path:
-        """Return the folder for the images in another loader's format, next to the set."""
+        """Return the folder, next to the set, for its images in the format ``name``."""
         parent = Path(self.directory).parent
         return parent.with_name(f"{parent.name}-{self.resize}-{self.crop}-converted") / name
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, default: Any, text: str, **options: Any) -> None:
-    """Add an option for names or positive numbers. The help ends with the default; a list takes several."""
+    """Add an option for names or positive numbers. A list default allows several; the help shows it."""
     several = isinstance(default, list)
     shown = " ".join(map(str, default)) if several else default
     if "choices" not in options:
@@ -62,7 +62,7 @@ def add_option(parser: argparse.ArgumentParser, name: str, default: Any, text: s
 
 
 def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
-    """Add the options for the number of photos and the location of sets."""
+    """Add the options for the number of photos and the directory of the image sets."""
     add_option(parser, "--photos", photos, "number of images in the set photos")
     add_option(
         parser, "--data", "data/bench", "directory of the image sets", type=os.path.abspath, metavar="DIR"
@@ -70,7 +70,7 @@ def add_data_option(parser: argparse.ArgumentParser, *, photos: int) -> None:
 
 
 def prepare_images(name: str, arguments: argparse.Namespace, log: Callable[[str], None]) -> Loading:
-    """Create the set in the options' directory unless it exists. ``log`` receives a line first."""
+    """Log a line, create the image set in ``--data`` unless it exists, and return its loading parameters."""
     log(f"preparing images: {name}")
     directory = Path(arguments.data)
     if name == "digits":

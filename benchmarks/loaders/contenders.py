@@ -37,16 +37,16 @@ class ContenderSpec:
     open_shards: Callable[[Loading], Contender] | None = None  # over tar shards in the S3 server
 
     def workers_of(self, number: int) -> int:
-        """Return the number of workers it runs with if ``number`` is requested."""
+        """Return the number of workers that the loader runs if ``number`` are requested."""
         return 0 if self.without_workers else number
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Return the modules that are imported before it is opened over shards."""
+        """The modules to import before the loader is opened over shards."""
         return (self.package, "boto3") if self.package else ("superdl.sampler", "superdl.super_dataset")
 
     def missing(self) -> str:
-        """Return why it cannot run here and the command that fixes it, or an empty string."""
+        """Return the reason the loader cannot run here and the command to fix it, or an empty string."""
         if self.package and find_spec(self.package) is None:
             return "not installed: run make .venv-bench, then .venv-bench/bin/superdl bench"
         if self.needs_s3 and rclone_binary() is None:
@@ -54,7 +54,7 @@ class ContenderSpec:
         return ""
 
 
-# A new one needs a row here, and functions in opening: to open it and to write its format.
+# A new contender needs an entry here, and functions in opening to open it and to write its format.
 CONTENDERS: Mapping[str, ContenderSpec] = {
     PILLOW: ContenderSpec("DataLoader + Pillow", partial(opening.open_named, "torch"), decodes=True),
     BOTO3: ContenderSpec("DataLoader + boto3", opening.open_boto3, decodes=True, needs_s3=True),
@@ -78,7 +78,7 @@ CONTENDERS: Mapping[str, ContenderSpec] = {
 
 
 def convert_once(contender: str, loading: Loading, log: Callable[[str], None]) -> None:
-    """Convert the images for a contender, atomically and unmeasured, unless already done."""
+    """Convert the images for a contender, atomically and before measuring, unless already done."""
     form = CONTENDERS[contender]
     if form.convert is None:
         return

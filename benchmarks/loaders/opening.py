@@ -1,4 +1,4 @@
-"""Open the compared loaders: SUPER, the loaders of specs, decoded pixels, and tar shards in S3."""
+"""Open the loaders to compare: SUPER, those that specs support, and readers of pixels and tar shards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _IMAGES, _LABELS = "images.npy", "labels.npy"
 
 
 def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **options: Any) -> Any:
-    """Return a DataLoader, or a loader of another ``kind``, with persistent workers."""
+    """Return a DataLoader, or a loader of another class ``kind``, with persistent workers."""
     workers = {"num_workers": loading.num_workers, "persistent_workers": loading.num_workers > 0}
     return kind(dataset, **workers, **options)
 
@@ -55,7 +55,7 @@ def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **option
 
 
 def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
-    """Return a dataset and a sampler, with the coordinator of ``loading`` or an embedded one."""
+    """Return a dataset and a sampler that use the coordinator in ``loading``, or else an embedded one."""
     from superdl.sampler import SuperSampler  # the other contenders' processes need neither
     from superdl.super_dataset import Recipe, SuperDataset
 
@@ -73,7 +73,7 @@ def open_planned(loading: Loading) -> tuple[SuperDataset, SuperSampler]:
 
 
 def open_super(loading: Loading) -> Contender:
-    """Open SUPER in a DataLoader."""
+    """Open SUPER with a DataLoader."""
     dataset, sampler = open_planned(loading)
     return Contender(data_loader(dataset, loading, sampler=sampler, batch_size=None), sampler=sampler)
 
@@ -87,17 +87,17 @@ def open_super_loader(loading: Loading) -> Contender:
 
 
 def open_named(kind: str, loading: Loading) -> Contender:
-    """Open a loader of this kind over the files, and convert them if necessary."""
+    """Open a loader of this kind over the image files, converting them first if necessary."""
     return _opened(kind, loading, loading.converted(kind))
 
 
 def convert_webdataset(loading: Loading, target: Path) -> None:
-    """Write the images as tars for WebDataset into an empty directory."""
+    """Write the images into an empty directory as tar files for WebDataset."""
     _opened("webdataset", loading, target).close()
 
 
 def open_boto3(loading: Loading) -> Contender:
-    """Open Pillow in a DataLoader, with a boto3 GET per image, from the set's bucket."""
+    """Open a DataLoader that uses Pillow, and gets each image from the set's bucket with boto3."""
     directory = Path(loading.directory)
     return _opened("torch", loading, Path(), Source(f"s3://{directory.parent.name}/{directory.name}/"))
 
@@ -120,7 +120,7 @@ def _opened(kind: str, loading: Loading, converted: Path, source: Source | None 
 
 
 class Pairs(Dataset[Pair]):
-    """The pixels and label of each file in key order: the input for conversions to decoded pixels."""
+    """The pixels and label of each file, in key order, as input for conversions to decoded pixels."""
 
     def __init__(self, loading: Loading) -> None:
         self._samples = list_samples(Source(f"file://{loading.directory}"), "torch")
@@ -136,17 +136,17 @@ class Pairs(Dataset[Pair]):
 
 
 def collate(pairs: list[Pair]) -> tuple[Tensor, Tensor]:
-    """Stack pairs with a single copy, into shared memory if in a worker."""
+    """Stack pairs with a single copy, into shared memory when in a worker."""
     return stack([pixels for pixels, _ in pairs], [label for _, label in pairs])
 
 
 def write_litdata(loading: Loading, target: Path) -> None:
-    """Write LitData chunks of pixels."""
+    """Write the decoded pixels as LitData chunks."""
     declare_operators()
     from litdata.streaming.writer import BinaryWriter
 
     writer = BinaryWriter(str(target), chunk_bytes=_CHUNK_BYTES)
-    # Without this, the writer waits for other ranks. There is no public way.
+    # Without this, the writer waits for other ranks. There is no public way to set it.
     writer._distributed_env = type(writer._distributed_env)(1, 0, 1)  # noqa: SLF001
     pairs = Pairs(loading)
     for index in range(len(pairs)):
@@ -157,7 +157,7 @@ def write_litdata(loading: Loading, target: Path) -> None:
 
 
 def open_litdata(loading: Loading) -> Contender:
-    """Open LitData, image by image."""
+    """Open LitData so that it reads image by image."""
     declare_operators()
     from litdata import StreamingDataLoader, StreamingDataset
 
@@ -172,7 +172,7 @@ def open_litdata(loading: Loading) -> Contender:
 
 
 def write_array(loading: Loading, target: Path) -> None:
-    """Write one array file of shape (images, height, width, 3), and one for the labels."""
+    """Write the images to an array file of shape (images, height, width, 3), and the labels to another."""
     pairs = Pairs(loading)
     shape = (len(pairs), loading.crop, loading.crop, 3)
     images = np.lib.format.open_memmap(target / _IMAGES, mode="w+", dtype=np.uint8, shape=shape)
@@ -184,8 +184,8 @@ def write_array(loading: Loading, target: Path) -> None:
 
 
 def open_array(loading: Loading) -> Contender:
-    """Open an array in memory, from which numpy gathers each batch by its indices."""
-    # A bound: only the copy of a batch and, with workers, its transfer to the main process.
+    """Open an array in memory. numpy gathers each batch from it by index."""
+    # A lower bound: the only cost is copying a batch and, with workers, sending it to the main process.
     batches = _ArrayBatches(loading.converted("ram"))
     order = RandomSampler(batches, generator=torch.Generator().manual_seed(loading.seed))
     indices = BatchSampler(order, loading.batch_size, drop_last=False)
@@ -209,7 +209,7 @@ class _ArrayBatches(Dataset[tuple["Tensor", "Tensor"]]):
 
 # ------------------------------------------------------------------------------------ tar shards in S3
 
-# Images of a tar.
+# Images per tar.
 PER_SHARD = 100
 
 _FORMAT = "tar-shards"
@@ -217,7 +217,7 @@ _BUFFER_BYTES = 2**20
 
 
 def in_shards(loading: Loading, environment: Mapping[str, str], log: Callable[[str], None]) -> Loading:
-    """Return the set as shards on an S3 server. Write them unless they exist, and always index them."""
+    """Write the set as shards in S3 unless they exist, index them, and return their loading parameters."""
     log(f"writing and indexing shards: {loading.name}")
     directory = loading.converted(_FORMAT)
     manifest = {"format": _FORMAT, "per_shard": PER_SHARD}
@@ -232,7 +232,7 @@ def in_shards(loading: Loading, environment: Mapping[str, str], log: Callable[[s
 
 
 def _write(loading: Loading, target: Path) -> None:
-    """Write each image as ``INDEX.jpg`` with its label as ``INDEX.cls``."""
+    """Write each image as ``INDEX.jpg`` and its label as ``INDEX.cls``."""
     files = sorted(Path(loading.directory).glob("*/*"))
     classes = {name: label for label, name in enumerate(sorted({file.parent.name for file in files}))}
     for number, name in enumerate(_names(loading)):
@@ -254,19 +254,19 @@ def open_webdataset_of_shards(loading: Loading) -> Contender:
     """Open a WebDataset in a DataLoader whose workers split the shards among themselves."""
     import webdataset
 
-    # As documented, but boto3 opens s3:// instead of a program per shard.
+    # As documented, except that boto3 opens s3:// URLs instead of a program per shard.
     webdataset.gopen_schemes["s3"] = _get
     dataset = webdataset.DataPipeline(
         shuffled([f"{loading.shards}/{name}" for name in _names(loading)], loading.seed),
         partial(_decoded, loading),
         webdataset.filters.batched(loading.batch_size, collation_fn=collate),
     )
-    context = "fork" if loading.num_workers else None  # with the opener
+    context = "fork" if loading.num_workers else None  # workers inherit the opener
     return Contender(data_loader(dataset, loading, batch_size=None, multiprocessing_context=context))
 
 
 def _get(url: str, *_: object, **__: object) -> io.BufferedReader:
-    """Open an object for WebDataset, which passes its URL followed by file modes."""
+    """Open an object for WebDataset, ignoring the file modes that it passes after the URL."""
     place = urlsplit(url)
     answer = _client(os.getpid()).get_object(Bucket=place.netloc, Key=place.path.lstrip("/"))
     return io.BufferedReader(answer["Body"], _BUFFER_BYTES)

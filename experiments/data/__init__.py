@@ -1,4 +1,4 @@
-"""Data of runs: drawn and published sets, the user's own sources, and uploads."""
+"""Data for runs: generated and published image sets, the user's own sources, and uploads."""
 
 from __future__ import annotations
 

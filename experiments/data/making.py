@@ -1,4 +1,4 @@
-"""Write image sets once and atomically: scikit-learn's digits, and drawn pictures."""
+"""Write image sets once and atomically: scikit-learn's digits, and generated pictures."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _MEGABYTE = 1e6
 
 
 def make_digits(directory: str | Path) -> Path:
-    """Write the digits as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``, and return their path.
+    """Write the digits as ``train/0..9/NNNN.jpg`` and ``val/0..9/NNNN.jpg``, and return the directory.
 
-    If the directory contains the set, it is not modified.
+    If the directory already contains the set, it is not modified.
 
     Raises:
         SourceError: the directory contains other files.
@@ -106,11 +106,11 @@ def make_set(
     threads: int | None = None,
     log: Callable[[str], None] = lambda _: None,
 ) -> Path:
-    """Draw a set as ``train/<class>/*`` and ``val/<class>/*`` in ``directory``, and return its path.
+    """Generate a set as ``train/<class>/*`` and ``val/<class>/*`` in ``directory``, and return its path.
 
-    If the directory contains exactly this set, it is not modified. ``samples`` is the number of training
-    images, by default all. Equal ``samples`` and ``seed`` give identical files for any number of ``threads``,
-    by default one per core. ``log`` receives progress messages.
+    If the directory already contains exactly this set, it is not modified. ``samples`` is the number of
+    training images (all by default). The same ``samples`` and ``seed`` give identical files with any number
+    of ``threads`` (one per core by default). ``log`` receives progress messages.
 
     Raises:
         ConfigError: there are fewer samples than classes, or the directory cannot be written.
@@ -181,7 +181,7 @@ def _draw(
 
 
 def made_in(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of the generated images in a directory, or None if it has none."""
+    """Return the manifest of the generated images in a directory, or None if there are none."""
     manifest = manifest_of(directory)
     return manifest if manifest is not None and "made" in manifest else None
 
@@ -201,7 +201,7 @@ _CMYK_OFFSET = 20  # so that CMYK and grey have different indices
 
 
 def picture_file(made: MadeSet, seed: int, split: str, index: int) -> bytes:
-    """Return the encoded ``index``-th picture of a split."""
+    """Return a split's ``index``-th picture as an encoded file."""
     image = Image.fromarray(picture_pixels(made, seed, split, index))
     mode = colour_mode(made, index)
     if mode != "RGB":
@@ -222,7 +222,7 @@ def colour_mode(made: MadeSet, index: int) -> str:
 
 
 def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[np.uint8]:
-    """Return a picture's RGB pixels, of shape (height, width, 3), before conversion to its mode."""
+    """Return a picture's RGB pixels, of shape (height, width, 3), before conversion to its colour mode."""
     # With a generator per picture, pictures can be drawn in any order. The noise bank uses 0.
     random = np.random.default_rng([seed, 1 + SPLITS.index(split), index])
     width, height = made.sizes[int(random.integers(len(made.sizes)))]
@@ -231,7 +231,7 @@ def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[
     figure, texture = _figure_and_texture(index % made.classes, random, width, height)
     brightness = 128.0 + random.uniform(-22, 22) + 40.0 * noise[0]
     brightness += np.float32(made.contrast * random.uniform(28, 48)) * texture
-    # Independent of the class, of which the mean colour must reveal nothing.
+    # Independent of the class, because the mean colour must not reveal it.
     shades = random.normal(0.0, 14.0, 3)
     figure_shades = random.normal(0.0, 16.0, 3)
     tints = (16.0 * noise[1], -8.0 * (noise[1] + noise[2]), 16.0 * noise[2])
@@ -244,14 +244,14 @@ def picture_pixels(made: MadeSet, seed: int, split: str, index: int) -> NDArray[
 
 
 def _falls_on(share: float, index: int) -> bool:
-    """Return whether ``index`` belongs to an evenly spaced share, offset by half a space."""
+    """Return whether ``index`` belongs to an evenly spaced share, offset by half the spacing."""
     return math.floor((index + 1) * share + _HALF) > math.floor(index * share + _HALF)
 
 
 def _figure_and_texture(
     label: int, random: np.random.Generator, width: int, height: int
 ) -> tuple[Plane, Plane]:
-    """Return the figure's mask (0 to 1) and its texture (-1 to 1, and 0 outside)."""
+    """Return the figure's mask (0 to 1) and its texture (-1 to 1, and 0 outside the figure)."""
     direction = _DIRECTIONS[label % len(_DIRECTIONS)]
     rest = label // len(_DIRECTIONS)
     dashed, rest = rest % _KINDS, rest // _KINDS
@@ -300,7 +300,7 @@ def _cut(plane: Plane, random: np.random.Generator, height: int, width: int) -> 
 
 @lru_cache(maxsize=2)
 def _noise_bank(seed: int, side: int) -> tuple[Plane, Plane, Plane]:
-    """Return three planes of noise at all scales, with a standard deviation of 1."""
+    """Return three planes of noise at all scales, each with a standard deviation of 1."""
     random = np.random.default_rng([seed, 0])
     return _noise(random, side), _noise(random, side), _noise(random, side)
 

@@ -27,16 +27,16 @@ _MAX_FAILURES = 20
 def push(
     directory: Path, url: str, *, workers: int = 16, done: Callable[[int, int], None] = lambda *_: None
 ) -> dict[str, int]:
-    """Upload all files in ``directory`` to ``url``, ``s3://bucket/prefix``, under their relative paths.
+    """Upload all files in ``directory`` to ``url`` (``s3://bucket/prefix``), keeping their relative paths.
 
-    Return the total number of ``files``, how many were ``sent`` or already ``there``, and the ``bytes`` sent.
-    ``done`` is called for each of these files, with its size and the total of all files, both in bytes.
+    Return a dict of counts: all ``files``, those ``sent``, those already ``there``, and the ``bytes`` sent.
+    ``done`` is called for each file sent or already there, with its size and the total size, in bytes.
 
     Raises:
         ConfigError: ``url`` is not on S3.
         SourceNotFoundError: the directory does not exist.
-        SourceError: the bucket cannot be listed, an entry is not a readable file, or files were not sent. The
-            message lists up to 20 failures. After as many, no more files are sent.
+        SourceError: the bucket cannot be listed, an entry is not a readable file, or some files were not
+            sent. The message lists up to 20 failures, after which no more files are sent.
     """
     bucket, prefix = split_url(url, "the place")
     if not bucket.startswith("s3://"):
@@ -93,12 +93,12 @@ def _objects(client: Bucket, below: str) -> dict[str, tuple[int, str]]:
 
 
 def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -> tuple[bool, int]:
-    """Send a file unless it is there. Return whether it was sent, and its size. Raises SourceError."""
+    """Send a file unless it is there. Return whether it was sent, and its size, or raise SourceError."""
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
             size_bytes = file.tell()
-            # The ETag is the MD5, except in buckets encrypted by KMS, to which all files are sent again.
+            # The ETag is the MD5, except in buckets encrypted with KMS, where all files are sent again.
             if known == (size_bytes, digest.hexdigest()):
                 return False, size_bytes
             if size_bytes > _MAX_BYTES:
@@ -112,7 +112,7 @@ def _send(client: Bucket, path: Path, key: str, known: tuple[int, str] | None) -
 
 
 def _folders(directory: Path) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Yield each folder with its files' sizes by name. Raise SourceError for entries that cannot be sent."""
+    """Yield each folder and its file sizes by name. Raise SourceError for entries that cannot be sent."""
 
     def refuse(error: OSError) -> NoReturn:
         raise SourceError(f"cannot read {error.filename}: {error.strerror}") from error

@@ -1,6 +1,6 @@
-"""Turn a spec's `data` section into source URLs, and draw a set that is missing.
+"""Turn a spec's `data` section into source URLs, generating the image set if it is missing.
 
-A user's set is never modified. Files that it lacks are written to ``<directory>-superdl``.
+A user's own set is never modified. Additional files for it are written to ``<directory>-superdl``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """A run's sources. Without ``val``, there is no validation."""
+    """A run's data sources. If ``val`` is None, there is no validation."""
 
     train: Source
     val: Source | None
@@ -39,9 +39,9 @@ class PreparedData:
 
 
 def prepare_data(data: DataSpec, log: Callable[[str], None] = lambda _: None) -> PreparedData:
-    """Return the sources that ``data`` specifies or, if it specifies none, find or draw its set.
+    """Return the sources in ``data``. If it has none, find or generate the image set of its kind.
 
-    ``log`` receives progress messages while a set is drawn.
+    ``log`` receives progress messages while a set is generated.
 
     Raises:
         ConfigError: a set cannot be written.
@@ -115,7 +115,7 @@ _ANNOTATIONS = "val_annotations.txt"
 
 
 def find_published(name: str, directory: Path) -> PreparedData | None:
-    """Find the published set ``name`` in ``directory``, or return None if that is empty or missing."""
+    """Find the published set ``name`` in ``directory``. Return None if the directory is empty or missing."""
     directory = directory.expanduser().absolute()
     try:
         if not any(directory.iterdir()):
@@ -145,7 +145,7 @@ def find_published(name: str, directory: Path) -> PreparedData | None:
 
 
 def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
-    """Return the first of ``names`` that contains folders other than ``images``."""
+    """Return the first folder in ``names`` with subfolders other than ``images``, or None."""
     for name in names:
         if any(entry.is_dir() and entry.name != "images" for entry in (directory / name).glob("*")):
             return directory / name
@@ -153,7 +153,7 @@ def _class_folders(directory: Path, names: tuple[str, ...]) -> Path | None:
 
 
 def _with_annotations(directory: Path, train: Path) -> PreparedData:
-    """Write a key list of Tiny ImageNet's validation images, all of which share one folder."""
+    """Write a key list for Tiny ImageNet's validation images, which all share one folder."""
     annotations = directory / "val" / _ANNOTATIONS
     # Each line has a file, its class and a box, separated by tabs.
     rows = [line.split("\t")[:2] for line in annotations.read_text(encoding="utf-8").splitlines()]

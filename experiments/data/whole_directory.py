@@ -1,4 +1,4 @@
-"""Write a directory once and atomically, by renaming one that was completed beside it."""
+"""Write a directory once and atomically: complete it under a temporary name, and then rename it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MANIFEST = "manifest.json"
 
 
 def manifest_of(directory: Path) -> dict[str, Any] | None:
-    """Return a directory's manifest, or None if there is none that is a JSON object."""
+    """Return a directory's manifest, or None if it is missing or not a JSON object."""
     try:
         manifest = read_json(directory / MANIFEST)
     except FileNotFoundError:
@@ -33,10 +33,10 @@ def manifest_of(directory: Path) -> dict[str, Any] | None:
 
 
 def written_once(target: Path, manifest: Mapping[str, Any], what: str, fill: Callable[[Path], None]) -> None:
-    """Write a directory unless it exists with the same manifest. Concurrent processes wait.
+    """Write a directory unless it already exists with the same manifest. Concurrent processes wait.
 
-    ``manifest``, of JSON values that determine the content, is stored in the directory. ``fill`` writes the
-    content into an empty directory. Messages call the content ``what``.
+    ``manifest`` holds the JSON values that determine the content, and is stored in the directory. ``fill``
+    writes the content into an empty directory. ``what`` names the content in messages.
 
     Raises:
         SourceError: the directory contains something else.

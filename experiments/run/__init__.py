@@ -1,4 +1,4 @@
-"""Running a spec from start to report, and evaluating its checkpoints."""
+"""Run a spec from start to report, and evaluate its checkpoints."""
 
 from __future__ import annotations
 

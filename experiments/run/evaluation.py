@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A checkpoint's metrics on ``data``. Each image counts once, for any number of ranks."""
+    """A checkpoint's metrics on ``data``. Each image counts once, whatever the number of ranks."""
 
     checkpoint: str
     epoch: int
@@ -45,13 +45,13 @@ class Evaluation:
 def evaluate(
     run: Path, overrides: Sequence[str] = (), *, checkpoint: str | None = None, console: Console | None = None
 ) -> Evaluation:
-    """Evaluate a checkpoint of ``run``, and write the result to its ``evaluation.json``.
+    """Evaluate a checkpoint of a run, and write the result to ``evaluation.json`` in its directory.
 
     Args:
         run: the directory of a run with checkpoints.
-        overrides: changes to its spec, such as ``data.val=s3://bucket/test``.
-        checkpoint: ``best`` or ``last``; by default the best if it exists, else the last.
-        console: receives a line at the start.
+        overrides: changes to the run's spec, such as ``data.val=s3://bucket/test``.
+        checkpoint: ``best`` or ``last``. By default, the best if there is one, or else the last.
+        console: where to print a line at the start.
 
     Raises:
         ConfigError: the checkpoint or the validation data is missing, or the classes differ.
@@ -67,7 +67,7 @@ def evaluate(
             raise ConfigError(
                 f"the spec of {run} has no validation images. Add --set data.val=s3://bucket/test."
             )
-        # Labels are indices of the model's classes.
+        # Labels are indices into the model's classes.
         source = replace(source, classes=tuple(loaded.facts["classes"]))
         with closing(
             opened_loader(spec, source, ranks, print_line, pin_memory=device.type == "cuda")
@@ -124,7 +124,7 @@ def _checkpoint_of(run: Path, name: str | None) -> Path:
 
 
 def print_evaluation(metrics: Evaluation, console: Console) -> None:
-    """Print the metrics in a line."""
+    """Print the metrics on one line."""
     top5 = "" if metrics.top5 is None else f", top-5 {metrics.top5:.4f}"
     say(
         console,

@@ -1,4 +1,4 @@
-"""Listeners of a run: progress on the console, and step times."""
+"""Listeners for a run: progress on the console, and step times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LINE_EVERY_S = 30.0
 
 
 class Progress(Listener):
-    """Print a line every quarter of a pass, and every half minute of a long one."""
+    """Print a line after each quarter of a pass, and every half minute during a long pass."""
 
     def __init__(self, print_line: Callable[[str], None], epochs: int) -> None:
         self._print_line = print_line
@@ -64,7 +64,7 @@ class Progress(Listener):
 
 
 class StepTimes(Listener):
-    """Measure the time from one training step to the next, in groups of ``every`` steps."""
+    """Measure the mean time between training steps, over groups of ``every`` steps."""
 
     def __init__(self, every: int, print_line: Callable[[str], None]) -> None:
         self._every = every

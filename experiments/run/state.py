@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunState(Listener):
-    """A listener that writes a run's report and files while it runs, also after an error."""
+    """A listener that writes a run's report and files during the run, and also after an error."""
 
     monitor: UtilizationMonitor | None = None
     step_times: StepTimes | None = None
@@ -83,13 +83,13 @@ class RunState(Listener):
         print_line(line)
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # a listener's signature
-        """Store the pass's number of steps, and the CPU that workers used before training."""
+        """Store the number of steps in the pass, and the CPU time that workers used before training."""
         self._batches = batches
         if self._workers_at_start is None:
             self._workers_at_start = self.workers_now()
 
     def on_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Write all fields of each step, and add training steps to the report."""
+        """Log all fields of each step, and add training steps to the report's learning curve."""
         self._steps.write([asdict(step) for step in steps])
         if steps and steps[-1].split == "train":
             done = steps[-1].epoch + (steps[-1].step + 1) / self._batches
@@ -106,7 +106,7 @@ class RunState(Listener):
         self._write()
 
     def failed(self, error: BaseException) -> None:
-        """Report the error that ended the run."""
+        """Record the error that ended the run in the report."""
         self.report.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         self.report.reason = f"{type(error).__name__}: {error}".removesuffix(": ")
 
@@ -127,7 +127,7 @@ class RunState(Listener):
             write_json(report.to_mapping(), self.directory / REPORT_NAME)
 
     def end(self, console: Console, *, page: bool) -> None:
-        """Write and print the final report and, if ``page``, its page."""
+        """Write and print the final report. Also write its page if ``page`` is true."""
         self._steps.close()
         report = self.report
         if report.status == "running":
@@ -166,7 +166,7 @@ class RunState(Listener):
 
 
 def _use_of(epoch: EpochSummary) -> EpochUse:
-    """Return an epoch's usage for the bill. Counts missing from a pass are included in the next one."""
+    """Return an epoch's usage for the bill. If a pass has no counts, the next one includes them."""
     passes = [epoch_pass for epoch_pass in (epoch.train, epoch.val) if epoch_pass is not None]
     counted = added([epoch_pass.job for epoch_pass in passes if epoch_pass.job is not None])
     wall_s = sum(epoch_pass.wall_s for epoch_pass in passes)
@@ -177,7 +177,7 @@ def _use_of(epoch: EpochSummary) -> EpochUse:
 
 
 def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, Any]:
-    """Return the facts that must match those of a resumed run. They are the same on all ranks."""
+    """Return the facts that must match for a run to be resumed. They are the same on all ranks."""
     spec, ranks = state.spec, state.ranks
     fingerprints = ranks.text_of_first(  # file times differ between hosts
         lambda: json.dumps([train.fingerprint, None if val is None else val.fingerprint])
@@ -199,7 +199,7 @@ def facts_of(state: RunState, train: Loader, val: Loader | None) -> dict[str, An
 
 
 def workers_of(loader: CountedLoader) -> Sequence[WorkerUse]:
-    """Return the workers of a loader's coordinator, or none if it does not respond."""
+    """Return the workers connected to a loader's coordinator, or none if it does not respond."""
     try:
         workers: Sequence[WorkerUse] = getattr(loader.job_stats(), "workers", ())
     except SuperError:
@@ -227,7 +227,7 @@ def resume(
     checkpoints: Checkpoints | None,
     console: Console,
 ) -> None:
-    """Resume ``trainer`` from the checkpoint in the spec, and report the position."""
+    """Resume ``trainer`` from the checkpoint that the spec names, and report its position."""
     place = str(state.spec.training.resume)
     checkpoint, path = read_checkpoint(place, state.ranks)
     checkpoint.check(facts, place)

@@ -1,4 +1,4 @@
-"""Run a spec end to end, with all results in one directory: data, loaders, training, report."""
+"""Run a spec end to end: data, loaders, training and report. All results go into one directory."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def run(spec: Spec, *, console: Console | None = None, page: bool = True) -> Run
     docs/runs.md describes the files. If the run fails or is interrupted, the report contains the reason.
 
     Raises:
-        SuperError: data, loader or device is not available, or a batch cannot be delivered.
-        KeyboardInterrupt: the user interrupted the run, or it received SIGTERM.
+        SuperError: the data, the loader or the device is not available, or a batch cannot be delivered.
+        KeyboardInterrupt: the user interrupted the run, or the process received SIGTERM.
     """
     prices = prices_for(PaidByHour(**asdict(spec.cost)), os.environ.get("SUPER_PRICES"))
     console = console_of_rank(console)
@@ -120,7 +120,7 @@ def _train(state: RunState, console: Console) -> None:
 def _loaders(
     state: RunState, stack: ExitStack, print_line: Callable[[str], None]
 ) -> tuple[Loader, Loader | None]:
-    """Open both splits, and describe them in the report. The stack closes them."""
+    """Open the loaders of both splits, and describe them in the report. ``stack`` closes them."""
     spec, ranks, report = state.spec, state.ranks, state.report
     data = images_of(spec, ranks, print_line)
     if data.note is not None:
@@ -195,12 +195,12 @@ def begun(spec: Spec) -> Iterator[tuple[Ranks, torch.device]]:
 
 
 def console_of_rank(console: Console | None) -> Console:
-    """Return the console, or one that prints nothing unless this is rank 0."""
+    """Return the console on rank 0, and one that prints nothing on the other ranks."""
     return (console or Console()) if process_rank().rank == 0 else Console(quiet=True)
 
 
 def images_of(spec: Spec, ranks: Ranks, print_line: Callable[[str], None]) -> PreparedData:
-    """Find or draw a run's images, first on one rank of each host and then on the others."""
+    """Find or generate a run's images, first on one rank of each host and then on the others."""
     with ranks.one_of_each_host_first():
         return prepare_data(spec.data, print_line)
 
@@ -214,7 +214,7 @@ def opened_loader(
     training: bool = False,
     pin_memory: bool = False,
 ) -> Loader:
-    """Open a split with the spec's loader."""
+    """Open the spec's loader for a split."""
     request = LoaderRequest(
         source=source,
         recipe=spec.recipe,

@@ -1,4 +1,4 @@
-"""A deterministic simulation around the real core, with a virtual clock, cache, functions and jobs."""
+"""A deterministic simulation that runs the real core with a virtual clock, cache, functions and jobs."""
 
 from __future__ import annotations
 

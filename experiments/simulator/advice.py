@@ -1,4 +1,4 @@
-"""Predict a run from a short probe, without validation, and its most useful change: ``superdl advise``."""
+"""Predict a run (without validation) and its most useful change from a short probe: ``superdl advise``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _WARM_UP_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """A run's prediction. ``waiting`` is the share of time spent waiting after the first batch."""
+    """The prediction for a run. ``waiting`` is the share of time spent waiting after the first batch."""
 
     first_images_per_s: float  # first epoch
     later_images_per_s: float | None  # later epochs; None if there are none
@@ -65,7 +65,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A measured run, and forecasts without changes and with each possible change, best first."""
+    """A measured run, its forecast, and the forecast with each possible change, best first."""
 
     measured: SimulationSpec
     forecast: Forecast
@@ -83,12 +83,12 @@ class Advice:
         return "No change alone saves 5% of the time. The set is small, or several limits are close together."
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
+        """Return the advice as plain values for JSON."""
         return asdict(self) | {"best": self.best}
 
 
 def advice_of(measured: SimulationSpec, epochs: float | None = None) -> Advice:
-    """Predict a run of one job on one dataset, unchanged and with each change. See `forecast_of`."""
+    """Predict a run of one job on one dataset, unchanged and with each possible change. See `forecast_of`."""
     changes = [(name, forecast_of(changed, epochs)) for name, changed in _changes(measured)]
     return Advice(
         measured, forecast_of(measured, epochs), tuple(sorted(changes, key=lambda change: change[1].wall_s))
@@ -117,7 +117,7 @@ def _changes(measured: SimulationSpec) -> Iterator[tuple[str, SimulationSpec]]:
 
 
 def forecast_of(measured: SimulationSpec, epochs: float | None = None) -> Forecast:
-    """Simulate a run of one job on one dataset for ``epochs``, by default the job's."""
+    """Simulate a run of one job on one dataset for ``epochs`` epochs (by default, the job's)."""
     (data,), (job,), cache_gb = measured.datasets, measured.jobs, measured.cache.budget_gb
     epochs = job.epochs if epochs is None else epochs
     batch = job.batch_size * job.replicas
@@ -130,7 +130,7 @@ def forecast_of(measured: SimulationSpec, epochs: float | None = None) -> Foreca
         cache=CacheSpec(budget_gb=max(scale * cache_gb, least_gb)),
     )
     (predicted,) = predict(simulated).jobs
-    # All later epochs are simulated by one, if any.
+    # One simulated epoch stands for all later ones.
     first_s, *later_s = (epoch_s / scale for epoch_s in predicted.epochs_s)
     return Forecast(
         first_images_per_s=data.samples / first_s,
@@ -141,7 +141,7 @@ def forecast_of(measured: SimulationSpec, epochs: float | None = None) -> Foreca
 
 
 def print_advice(advice: Advice, console: Console) -> None:
-    """Print the forecasts, unchanged and with each change, and the best change."""
+    """Print the forecasts for the unchanged run and for each change, and the best change."""
     measured = advice.measured
     (data,), (job,) = measured.datasets, measured.jobs
     say(
@@ -178,7 +178,7 @@ def advise(spec: Spec, log: Callable[[str], None], ranks: int = 1) -> Advice:
 
     Args:
         spec: the run's spec.
-        log: receives a message before each part.
+        log: receives a message before each part of the probe.
         ranks: the number of ranks. Only one is probed, and all are assumed to be alike.
 
     Raises:
@@ -263,7 +263,7 @@ def _read(batches: Iterator[Batch]) -> list[tuple[int, BatchMetrics]]:
 def _measure_steps(
     spec: Spec, batches: Iterator[Batch], device: torch.device, classes: int
 ) -> tuple[float, float]:
-    """Return the time of a training step while batches are read, and the time to receive a batch."""
+    """Return the times to take a training step while batches are being read and to receive a batch."""
     step = trial_step(spec, classes, device)
     steps_s: list[float] = []
     waits_s: list[float] = []

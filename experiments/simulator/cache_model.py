@@ -1,4 +1,4 @@
-"""Simulated cache and store: which records they contain."""
+"""A simulated cache and store, which track records without holding their content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Rows:
 
 
 class CacheModel:
-    """A Redis server that evicts at random when full."""
+    """A model of a Redis server that evicts at random when full."""
 
     def __init__(self, model: WorldModel, array_rng: np.random.Generator) -> None:
         self._datasets = model.datasets
@@ -43,7 +43,7 @@ class CacheModel:
         self.evicted = False
 
     def look(self, key: SetKey, indices: Indices, now: float) -> Indices:
-        """Return each sample's record length, 0 if absent, -1 for a tombstone."""
+        """Return the length of each sample's record, 0 if it is absent, or -1 if it is a tombstone."""
         rows = self.rows(key)
         for index in [index for index, until_s in rows.expires_s.items() if until_s <= now]:
             rows.record_bytes[index] = 0
@@ -51,12 +51,12 @@ class CacheModel:
         return rows.record_bytes[indices].astype(np.int64)
 
     def audit(self, key: SetKey, indices: Indices, now: float) -> tuple[Indices, Mask]:
-        """Return :meth:`look`, and a mask of pointers."""
+        """Return the result of `look`, and a mask of samples that are pointers."""
         lengths, pointers = self.look(key, indices, now), self.rows(key).pointers
         return lengths, np.isin(indices, list(pointers)) & (lengths > 0)
 
     def read(self, key: SetKey, indices: Indices, now: float, placed: Mask) -> tuple[Mask, Mask, Mask]:
-        """Read samples. Return masks of delivered ones, corrupt ones, and those delivered by a pointer."""
+        """Read samples. Return masks of those delivered, those corrupt, and those read via a pointer."""
         lengths, pointed = self.audit(key, indices, now)
         # A pointer to a record that this reader cannot read counts as corrupt.
         corrupt = pointed & ~placed
@@ -75,7 +75,7 @@ class CacheModel:
                 break
 
     def write_tombstones(self, key: SetKey, indices: Indices, now: float, *, ttl_s: float = np.inf) -> None:
-        """Write tombstones. Those that expire do not replace entries (NX)."""
+        """Write tombstones. Those that expire do not replace existing entries (NX)."""
         if ttl_s < np.inf:
             indices = indices[self.look(key, indices, now) == 0]
         self.replace(key, indices, np.full(indices.size, -1))
@@ -87,7 +87,7 @@ class CacheModel:
         self.replace(key, indices, np.zeros(indices.size, dtype=np.int64))
 
     def evict(self, share: float) -> int:
-        """Evict a random share of all records, and return their number."""
+        """Evict a random share of all records, and return the number evicted."""
         self.evicted = True
         lost = 0
         for key, rows in self.sets.items():
@@ -105,7 +105,7 @@ class CacheModel:
         return self.sets[key]
 
     def replace(self, key: SetKey, indices: Indices, sizes: Indices) -> None:
-        """Replace the entries of these samples. Sizes are 0 for none, and -1 for a tombstone."""
+        """Replace the entries of these samples. A size of 0 means no entry, and -1 a tombstone."""
         rows = self.rows(key)
         taken = np.where(sizes > 0, footprint(np.maximum(sizes, 1)), 0)
         self.used_bytes += int(taken.sum()) - int(rows.taken_bytes[indices].sum(dtype=np.int64))
@@ -119,7 +119,7 @@ class CacheModel:
 
 
 class StoreModel:
-    """Packs of all datasets. They outlive cache and coordinator."""
+    """The packs of all datasets, which outlive the cache and the coordinator."""
 
     def __init__(self, model: WorldModel, rng: np.random.Generator) -> None:
         # For each sample, the pack with its newest record, or 0.
@@ -137,7 +137,7 @@ class StoreModel:
                 self.write(data.name, pack)
 
     def write(self, dataset: bytes, indices: Indices) -> int:
-        """Write a pack of these samples, and return its number, or 0 if there are none."""
+        """Write a pack of these samples, and return its number, or 0 if there are no samples."""
         if not indices.size:
             return 0
         pack, self._next = self._next, self._next + 1
@@ -145,7 +145,7 @@ class StoreModel:
         return pack
 
     def good(self, key: SetKey, indices: Indices) -> Mask:
-        """Return a mask of readable samples."""
+        """Return a mask of the samples that can be read from the store."""
         return (self.packs[key.dataset][indices] > 0) & (key.epoch == EVERY_EPOCH)
 
     def packs_of(self, dataset: bytes, indices: Indices) -> int:
@@ -153,6 +153,6 @@ class StoreModel:
         return int(np.unique(self.packs[dataset][indices]).size)
 
     def scanned(self, dataset: bytes) -> RecordsStored:
-        """Return the event of a finished scan of the store."""
+        """Return the event that reports a finished scan of the store."""
         indices = np.flatnonzero(self.packs[dataset])
         return RecordsStored(dataset, indices, self.packs[dataset][indices])

@@ -31,7 +31,7 @@ _POINTER_BYTES, _MIN_POINTED_BYTES = 126, 4096  # lower than in reality, for mor
 
 @dataclass
 class Work:
-    """Usage of the functions."""
+    """Usage statistics of the functions."""
 
     invocations: int = 0
     cold_starts: int = 0
@@ -43,14 +43,14 @@ class Work:
 
 
 class Pending(NamedTuple):
-    """A request, and its time of arrival."""
+    """A request and its arrival time."""
 
     request: Prefetch
     arrived_s: float
 
 
 class ExecutorModel:
-    """Warm and cold instances within the limits of a `FunctionsModel`."""
+    """An executor with warm and cold instances, within the limits of a `FunctionsModel`."""
 
     def __init__(self, world: Simulation, functions: FunctionsModel) -> None:
         self.world = world
@@ -120,7 +120,7 @@ class ExecutorModel:
         return self.functions.cold_start_s * self.world.rng.lognormvariate(0.0, _COLD_SPREAD)
 
     def duration_s(self, request: Prefetch) -> float:
-        """Draw a request's duration in seconds."""
+        """Return a random duration for a request, in seconds."""
         functions, rng = self.functions, self.world.rng
         duration_s = functions.typical_s(request.indices.size, restore=not request.kind.decodes)
         if functions.spread:
@@ -148,7 +148,7 @@ class ExecutorModel:
         self.world.after(cold_s + duration_s, fail)
 
     def answer(self, request: Prefetch, duration_s: float, cold_s: float, *, expired: bool = False) -> None:
-        """Finish a request, unless it expired before it ran, and send its result."""
+        """Produce a request's records, unless it expired before it ran, and send its result."""
         functions, data = self.functions, self.world.model.datasets[request.samples.dataset]
         count = request.indices.size
         outcomes = np.full(count, _EXPIRED, dtype=np.uint8) if expired else self.produce(request)
@@ -179,12 +179,12 @@ class ExecutorModel:
         self.world.after(_ANSWER_S, partial(self.world.answer, answer))
 
     def produce(self, request: Prefetch) -> NDArray[np.uint8]:
-        """Write all records of a request, and return its outcomes."""
+        """Write all records of a request, and return their outcomes."""
         self.write(request, request.indices)
         return np.full(request.indices.size, _CACHED, dtype=np.uint8)
 
     def write(self, request: Prefetch, indices: NDArray[np.int64]) -> None:
-        """Write records of these samples, or pointers, to the cache."""
+        """Write records of these samples, or pointers to them, to the cache."""
         if request.kind is RequestKind.RESTORE:
             self.usage.samples_restored += indices.size
         else:
@@ -200,12 +200,12 @@ class ExecutorModel:
         return may & (request.kind is RequestKind.DECODE_TO_POINTERS)
 
     def cached_bytes(self, request: Prefetch, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the lengths of records or pointers in the cache."""
+        """Return the length of each sample's record or pointer in the cache."""
         lengths = self.world.model.datasets[request.samples.dataset].record_bytes[indices]
         return np.where(self.pointed(request, indices), _POINTER_BYTES, lengths)
 
     def keep(self, request: Prefetch, outcomes: NDArray[np.uint8]) -> dict[str, Any]:
-        """Write a pack if requested, and return the result's fields about the store."""
+        """Write a pack if requested, and return the fields of the result that concern the store."""
         store, bucket = self.world.store, self.world.model.settings.whole_packs
         if request.kind is RequestKind.RESTORE:
             gets = store.packs_of(request.samples.dataset, request.indices) if bucket else 0

@@ -1,4 +1,4 @@
-"""``superdl simulate``: predict throughput, waiting and the usage of functions from a spec."""
+"""``superdl simulate``: predict throughput, waiting and function usage from a spec."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Prediction(Work):
 
 
 def predict(spec: SimulationSpec) -> Prediction:
-    """Simulate ``spec``."""
+    """Simulate ``spec``, and return the prediction."""
     began_s = time.perf_counter()
     world = World(build_world_model(spec)).run()
     usage, jobs = world.executors[0].usage, predicted_jobs(world)
@@ -81,7 +81,7 @@ def predicted_jobs(world: World) -> tuple[JobPrediction, ...]:
 
 
 def _job(world: World, trainers: list[TrainerModel]) -> JobPrediction:
-    """Summarise a job. Its slowest rank determines times."""
+    """Summarise a job. Its times are those of its slowest rank."""
     script, ended_s = trainers[0].script, world.now_s
     start_s = min(script.starts_s, ended_s)
     begun = [trainer for trainer in trainers if trainer.passes]

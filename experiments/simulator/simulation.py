@@ -1,4 +1,4 @@
-"""Virtual time, core, cache and store, which all parts of a simulated world share."""
+"""The virtual time, core, cache and store that all parts of a simulated world share."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _REPORT_DELAY_S = 0.001
 
 
 class InvariantError(AssertionError):
-    """The core broke a promise. The message has the seed that reproduces it."""
+    """The core broke an invariant. The message includes the seed that reproduces it."""
 
 
 class Simulation(ABC):
-    """Virtual time, the core, and models of cache and store."""
+    """Virtual time, the core, and models of the cache and the store."""
 
     def __init__(self, model: WorldModel) -> None:
         self.model = model
@@ -57,11 +57,11 @@ class Simulation(ABC):
         return CacheModel(self.model, self.array_rng)
 
     def make_store(self) -> StoreModel:
-        """Return the store with the records of earlier coordinators."""
+        """Return a store with the records of earlier coordinators."""
         return StoreModel(self.model, self.array_rng)
 
     def after(self, delay_s: float, call: Callable[[], object]) -> None:
-        """Schedule a call. Calls due at the same time run in the order of scheduling."""
+        """Schedule a call after ``delay_s``. Calls due at the same time run in the order scheduled."""
         # Numbers break ties, because functions cannot be compared.
         heapq.heappush(self._calls, (self.now_s + delay_s, next(self._numbers), call))
 
@@ -75,7 +75,7 @@ class Simulation(ABC):
         return True
 
     def post(self, *events: Event) -> None:
-        """Pass events to the core together, and execute its actions."""
+        """Pass events to the core together, and execute the actions it returns."""
         # CPU time does not depend on the load of this machine.
         began_s = thread_time()
         actions = self.core.handle_all(events, self.now_s)
@@ -98,13 +98,13 @@ class Simulation(ABC):
         self.post(event)
 
     def waits(self, job: str, rank: int, position: int, waited_s: float) -> None:
-        """Raise InvariantError if a reader exceeds its time limit."""
+        """Raise InvariantError if a reader has waited longer than its time limit."""
         if waited_s >= self.model.read_timeout_s:
             raise self.broken(f"{job}/{rank} has waited {waited_s:.0f} s for batch {position}")
 
     @abstractmethod
     def consumed(self, job: str, rank: int, batch: BatchModel) -> None:
-        """Called when a trainer has consumed a batch."""
+        """Handle a batch that a trainer has consumed."""
 
     def broken(self, reason: str) -> InvariantError:
         """Return an error with the reason and the seed."""

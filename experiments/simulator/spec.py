@@ -1,4 +1,4 @@
-"""A simulation's spec, from YAML to validated frozen dataclasses, and the world that it describes."""
+"""A simulation's spec, parsed from YAML into frozen dataclasses and validated, and the world it describes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DatasetSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class JobSpec:
-    """``count`` training runs of ``replicas`` ranks. Run n reads copy n modulo copies of the dataset."""
+    """``count`` training runs of ``replicas`` ranks. Run n reads the dataset's copy n modulo ``copies``."""
 
     name: Text = "train"
     dataset: Text = "data"
@@ -76,7 +76,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class FunctionsSpec:
-    """How functions are executed. `experiments.simulator.world_model.FunctionsModel` has the details."""
+    """Settings of the functions. See `experiments.simulator.world_model.FunctionsModel` for details."""
 
     # A pool exists from the start, and excess requests wait. lambda starts cold, ramps up, and refuses them.
     kind: Annotated[str, one_of(("pool", "lambda"))] = "lambda"
@@ -98,7 +98,7 @@ class FunctionsSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CacheSpec:
-    """Memory for records, in units of 2**30 bytes. ``left_over`` is the share of samples at the start."""
+    """Memory for records, in GiB. ``left_over`` is the share of samples that are cached at the start."""
 
     budget_gb: PositiveNumber = 16.0
     left_over: Share = 0.0
@@ -106,7 +106,7 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class StoreSpec:
-    """The store: ``none``, a ``directory`` shared by trainers and pool, or ``s3``."""
+    """The store: ``none``, a ``directory`` shared by the trainers and the pool, or ``s3``."""
 
     kind: Annotated[str, one_of(("none", "directory", "s3"))] = "none"
     left_over: Share = 0.0  # share of samples at the start
@@ -115,7 +115,7 @@ class StoreSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CoordinatorSpec:
-    """Settings of the core, named as in the coordinator."""
+    """Settings of the core, with the same names as in the coordinator."""
 
     lookahead_batches: AtLeastOne = 64
     request_samples: AtLeastOne = 512
@@ -123,7 +123,7 @@ class CoordinatorSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class SimulationSpec:
-    """A simulation that ends after ``minutes`` of virtual time, or when all jobs are done if null."""
+    """A simulation that ends after ``minutes`` of virtual time or, if null, when all jobs are done."""
 
     name: Text = "simulation"
     seed: AtLeastZero = 0
@@ -155,11 +155,11 @@ class SimulationSpec:
 
 
 def load_spec(name: str | Path, overrides: Iterable[str] = ()) -> SimulationSpec:
-    """Read a spec.
+    """Load a simulation's spec.
 
     Args:
         name: a path, or the bare name of a spec in the package.
-        overrides: ``a.b=c``, which replace the file's values.
+        overrides: ``a.b=c`` settings that replace values in the file.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.

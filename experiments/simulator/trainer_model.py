@@ -1,4 +1,4 @@
-"""One rank of a simulated training run: sampler, readers and trainer."""
+"""One rank of a simulated training run: its sampler, readers and trainer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PassMetrics:
 
 
 class TrainerModel:
-    """A rank whose actions are scheduled by ``world.after``."""
+    """A rank that schedules its actions with ``world.after``."""
 
     def __init__(self, world: Simulation, script: JobScript, rank: int) -> None:
         self.world = world
@@ -75,7 +75,7 @@ class TrainerModel:
 
     @property
     def waits_s(self) -> float:
-        """How long the trainer has waited for the next batch, in seconds."""
+        """The time that the trainer has been waiting for the next batch, in seconds."""
         under_way = self.passes and not self.passes[-1].ended_s and not self._busy
         return self.world.now_s - self._idle_since_s if under_way else 0.0
 
@@ -98,7 +98,7 @@ class TrainerModel:
         self._continue()
 
     def _open_job(self) -> bool:
-        """Register this rank, or return False while the coordinator is down."""
+        """Register this rank. Return False if the coordinator is down."""
         world, script = self.world, self.script
         if not world.coordinator_up:
             return False

@@ -45,7 +45,7 @@ class World(Simulation):
         self.under_way = sum(map(len, self.trainers.values()))
 
     def make_executor(self, functions: FunctionsModel) -> ExecutorModel:
-        """Return an executor that runs on these simulated functions."""
+        """Return an executor for these simulated functions."""
         return ExecutorModel(self, functions)
 
     def run(self) -> Self:
@@ -111,7 +111,7 @@ class World(Simulation):
             self.after(_UPKEEP_S, self._upkeep)
 
     def _fill_cache(self) -> None:
-        """Fill the cache with records of an earlier coordinator, up to the budget."""
+        """Fill the cache with records from an earlier coordinator, up to the budget."""
         if not self.model.left_over:
             return
         for data in self.model.datasets.values():

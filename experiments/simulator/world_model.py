@@ -28,7 +28,7 @@ class DatasetModel:
     random: bool
     record_bytes: NDArray[np.int64]  # the length of each record, of shape [size]
     source_bytes: int = 0  # mean size of an object
-    runs: NDArray[np.int64] | None = None  # first samples of runs of neighbours; None: all are objects
+    runs: NDArray[np.int64] | None = None  # first samples of runs of neighbours; None if all are objects
 
     @property
     def size(self) -> int:
@@ -36,7 +36,7 @@ class DatasetModel:
         return self.record_bytes.size
 
     def gets(self, indices: NDArray[np.int64]) -> int:
-        """Return the number of GETs for samples."""
+        """Return the number of GETs needed to fetch these samples."""
         if self.runs is None or not indices.size:
             return indices.size
         # One for each run of neighbours, and for each gap that is too large to read through.
@@ -48,7 +48,7 @@ class DatasetModel:
 
 @dataclass(frozen=True)
 class FunctionsModel:
-    """How requests are executed, ``capacity`` at once. Times are in seconds."""
+    """Functions that execute up to ``capacity`` requests at once. Times are in seconds."""
 
     capacity: int
     # True for a pool of processes, where excess requests wait. False for instances started on demand, as
@@ -79,7 +79,7 @@ class FunctionsModel:
 
 @dataclass(frozen=True)
 class JobScript:
-    """A training run: its plan, its pace, and unusual behaviour."""
+    """A training run: its plan, its pace, and any unusual behaviour."""
 
     name: str
     dataset: bytes
@@ -104,7 +104,7 @@ class JobScript:
 
 @dataclass(frozen=True)
 class WorldModel:
-    """A simulation. It ends at ``until_s``, if not earlier. Readers wait at most ``read_timeout_s``."""
+    """A simulation that ends at ``until_s`` at the latest. Readers wait at most ``read_timeout_s``."""
 
     seed: int
     settings: CoreSettings
@@ -127,7 +127,7 @@ class WorldModel:
 
 @dataclass(slots=True)
 class BatchModel:
-    """A batch of the pass ``number`` while it is read."""
+    """A batch of pass ``number`` while it is being read."""
 
     number: int
     position: int

@@ -29,7 +29,7 @@ LAST, BEST = "last.pt", "best.pt"
 class Checkpoint:
     """The state of a run between two steps."""
 
-    facts: dict[str, Any]  # a run can resume from here if its facts are equal
+    facts: dict[str, Any]  # a run can resume from here if its facts are the same
     epoch: int  # the run resumes in this epoch, after these batches
     batches: dict[str, Any]
     best: float | None  # the best validation accuracy so far
@@ -39,7 +39,7 @@ class Checkpoint:
     scaler: dict[str, Any] = field(default_factory=dict)  # of float16's loss scaling
 
     def check(self, facts: Mapping[str, Any], place: str) -> None:
-        """Raise ConfigError unless a run with ``facts`` can resume from this checkpoint at ``place``."""
+        """Raise ConfigError unless a run with ``facts`` can resume from this checkpoint (at ``place``)."""
         differences = [
             _describe_difference(name, f"{self.facts.get(name)!r:.80}", f"{value!r:.80}")
             for name, value in facts.items()
@@ -60,13 +60,13 @@ def _describe_difference(name: str, there: str, here: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """A run's checkpoints. Rank 0 creates the directory with the first one."""
+    """A run's checkpoints. Rank 0 creates their directory when it writes the first one."""
 
     directory: Path
     facts: dict[str, Any]
 
     def write(self, file_name: str, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint atomically, replacing any of that name."""
+        """Write a checkpoint atomically, replacing any previous one of that name."""
         content = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
         with _replacing(self.directory / file_name) as file:
             try:
@@ -76,7 +76,7 @@ class Checkpoints:
                 raise cause if isinstance(cause, OSError) else error from None
 
     def copy_best_of(self, resumed: Path) -> bool:
-        """Copy the best checkpoint beside ``resumed``. Return False if there is none."""
+        """Copy the best checkpoint found beside ``resumed``. Return False if there is none."""
         best = resumed.with_name(BEST)
         if not best.is_file():
             return False
@@ -87,7 +87,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file, which replaces ``path`` once it is complete and on disk."""
+    """Yield a new file that replaces ``path`` once it is complete and on disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # In the same directory, since renaming across file systems is not atomic.
@@ -112,11 +112,11 @@ def read_checkpoint(place: str, ranks: Ranks, *, caller: str = "training.resume"
     """Read a checkpoint on rank 0, and return it on all ranks, with its path.
 
     Args:
-        place: a file, or the directory of a run, whose last checkpoint is read.
+        place: a checkpoint file, or a run's directory, in which case its last checkpoint is read.
         caller: a prefix for error messages.
 
     Raises:
-        ConfigError: there is no checkpoint, or the file is damaged or something else.
+        ConfigError: there is no checkpoint, or the file is damaged or is not a checkpoint.
     """
     path = Path(place).expanduser()
     content = None

@@ -26,7 +26,7 @@ _CPU_INSTRUCTIONS = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 
 def pick_device(name: str, process: ProcessRank | None = None) -> torch.device:
-    """Return the device that a spec selects. ``auto`` is CUDA if available.
+    """Return the device that a spec selects. ``auto`` selects CUDA if it is available.
 
     Raises:
         ConfigError: CUDA is selected but not available, or a host has more ranks than GPUs.
@@ -92,7 +92,7 @@ def synchronise(device: torch.device) -> None:
 
 
 class ComputeSpan:
-    """Measure the duration of a block, by events on CUDA, where work is queued, else by the clock.
+    """Measure a block's duration, using events on CUDA, where work is queued, and the clock elsewhere.
 
     On CUDA, read `seconds` only after `synchronise`.
     """
@@ -154,7 +154,7 @@ def strategy_name(name: str, process: ProcessRank) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A distributed ``model`` to train, and a model with the same weights to validate, ``evaluated``."""
+    """A distributed ``model`` to train, and ``evaluated``, a model with the same weights to validate."""
 
     model: nn.Module
     evaluated: nn.Module
@@ -163,7 +163,7 @@ class Strategy:
     scales: bool  # gradients are in float16, which needs scaled losses
 
     def computing(self) -> AbstractContextManager[object]:
-        """Return the context for forward passes."""
+        """Return the context manager for forward passes."""
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
@@ -183,7 +183,7 @@ def make_strategy(name: str, model: nn.Module, device: torch.device, dtype: torc
     if name == "ddp" and dist.is_initialized():
         devices = [device] if device.type == "cuda" else None
         replicated = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
-        # Validate the model itself: the wrapper broadcasts buffers, and ranks may differ in calls.
+        # Validate the model itself: the wrapper broadcasts buffers, but ranks may differ in calls.
         return Strategy(replicated, model, device, dtype, scales)
     return Strategy(model, model, device, dtype, scales)
 
@@ -211,7 +211,7 @@ def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype) -> torch.
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the children of outermost sequences that have parameters and children of their own."""
+    """Return those children of outermost `nn.Sequential` modules that have parameters and children."""
     blocks: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for module in model.modules():

@@ -128,7 +128,7 @@ class Trainer:
         return summary
 
     def validate(self, epoch: int = 0) -> PassSummary:
-        """Evaluate the model on the validation images. Each counts once over all ranks."""
+        """Evaluate the model on the validation images. Each image counts once over all ranks."""
         if self._val is None:
             raise ConfigError("there are no validation images. Set data.val.")
         self._strategy.evaluated.eval()
@@ -142,7 +142,7 @@ class Trainer:
     # ------------------------------------------------------------------------------------- checkpoints
 
     def load_model(self, state: dict[str, Any], place: str) -> None:
-        """Load the state of the checkpoint at ``place``. Raises ConfigError if it does not fit the model."""
+        """Load the model's state from the checkpoint at ``place``. Raise ConfigError if it does not fit."""
         try:
             set_model_state_dict(self._strategy.evaluated, state, options=LOAD_WHOLE)
         except RuntimeError as error:
@@ -304,15 +304,15 @@ class Trainer:
 
     def rest(self) -> LoaderCounters | None:
         """Return the counts since the last pass, or None if the coordinator did not respond."""
-        # They cover an unfinished pass and samples produced ahead. Loaders that decode in their own workers
-        # count only this rank.
+        # These counts cover an unfinished pass and samples produced ahead. Loaders that decode in their own
+        # workers count only this rank.
         laps = [meter.lap() for meter in self._meters.values()]
         known = [lap for lap in laps if lap is not None]
         return added(known) if len(known) == len(laps) else None
 
 
 def of_all_ranks(totals: PassTotals, ranks: Ranks) -> PassTotals:
-    """Combine totals over ranks: sums of results, means of seconds, and the latest first batch."""
+    """Combine totals over ranks: sum results, average seconds, and take the latest first batch."""
     whole = PassTotals()
     # All ranks have the same number of batches, and skip the same steps.
     whole.batches, whole.skipped = totals.batches, totals.skipped

@@ -26,7 +26,7 @@ _GROUP_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True, slots=True)
 class ProcessRank:
-    """This process's rank in a run. ``local_rank`` counts the processes of this host."""
+    """This process's rank in a run. ``local_rank`` is its rank among the processes of this host."""
 
     rank: int = 0
     replicas: int = 1
@@ -59,7 +59,7 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this is rank 0, which prints and writes for all."""
+        """Whether this is rank 0, which prints and writes for all ranks."""
         return self.process.rank == 0
 
     @property
@@ -68,7 +68,7 @@ class Ranks:
         return self.process.replicas > 1
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Return each value summed over ranks, the same on all of them."""
+        """Return the sum of each value over ranks. All ranks get the same result."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Sequence[float]) -> list[float]:
@@ -150,14 +150,14 @@ def join_ranks(process: ProcessRank, device: torch.device, *, alone: bool = Fals
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM was received."""
+    """The process received SIGTERM."""
 
     def __init__(self) -> None:
         super().__init__("the process received SIGTERM")
 
 
 class StopRequest:
-    """Handle SIGTERM for a whole run, as a context manager.
+    """A context manager that handles SIGTERM for the duration of a run.
 
     During training, the signal stops all ranks after the same step. Otherwise it ends the run at once, and
     so does a second signal at any time.
@@ -189,7 +189,7 @@ class StopRequest:
         self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def begin(self) -> None:
-        """Mark the start of training. From now on, SIGTERM stops it after the current step."""
+        """Mark the start of training. From then on, SIGTERM stops training after the current step."""
         self._training = True
 
     def end(self) -> None:
@@ -197,5 +197,5 @@ class StopRequest:
         self._training = False
 
     def due(self) -> bool:
-        """Check after a step whether to stop. All ranks must call this, and get the same result."""
+        """Return whether to stop after this step. All ranks must call this, and they get the same result."""
         return self._ranks.largest([float(self._requested)])[0] > 0

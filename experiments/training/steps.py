@@ -33,7 +33,7 @@ _BATCH_METRICS = ("read_s", "fetch_s", "decode_s", "hits", "misses", "size_bytes
 
 
 def learning_rate_factor(spec: OptimizerSpec, step: int, epoch_steps: int, total_steps: int) -> float:
-    """Return the factor of ``spec.lr`` at a step (from 0), for schedules other than `one_cycle`."""
+    """Return the factor for ``spec.lr`` at a step (from 0), with schedules other than `one_cycle`."""
     warmup = round(spec.warmup_epochs * epoch_steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -91,18 +91,18 @@ class Updater:
         return self._applied
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of schedule and scaler. The optimiser's is saved with the model's."""
+        """Return the states of the schedule and the scaler. The optimiser's is saved with the model's."""
         return {"schedule": self._schedule.state_dict(), "scaler": self._scaler.state_dict()}
 
     def load_state_dict(self, schedule: Mapping[str, Any], scaler: Mapping[str, Any]) -> None:
-        """Restore both states. If the saved run did not scale, the scaler starts fresh."""
+        """Restore both states. If the saved run did not scale its loss, the scaler starts fresh."""
         self._schedule.load_state_dict(dict(schedule))
         if scaler and self._scaler.is_enabled():
             self._scaler.load_state_dict(dict(scaler))
 
 
 def trial_step(spec: Spec, classes: int, device: torch.device) -> Callable[[Tensor, Tensor], None]:
-    """Return a function that takes one training step of a fresh model of ``spec``, and waits for it."""
+    """Return a function that trains a fresh model of ``spec`` for one step, and waits for it to finish."""
     model = build_model(spec.model.name, classes, device, side=spec.recipe.crop).train()
     strategy = make_strategy("single", model, device, compute_type(spec.training.precision, device))
     scaled_on = device.type if strategy.scales else None
@@ -119,13 +119,13 @@ def trial_step(spec: Spec, classes: int, device: torch.device) -> Callable[[Tens
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step whose results are still on the device, some as tensors. Excludes padding samples."""
+    """A step whose results are partly still on the device, as tensors. They exclude padding samples."""
 
     known: dict[str, Any]
     span: ComputeSpan
 
     def record(self, epoch: int, split: str) -> StepRecord:
-        """Fetch the results from the device. Call after `synchronise`."""
+        """Fetch the results from the device. Call this after `synchronise`."""
         fetched: dict[str, Any] = {
             name: float(value) if isinstance(value, Tensor) else value for name, value in self.known.items()
         }
@@ -179,7 +179,7 @@ def take_step(
 
 
 class Batches:
-    """The batches of an epoch and the position in it. Restarts the loader as often as ``steps`` requires."""
+    """The batches of an epoch and the position in it. The loader restarts as often as ``steps`` requires."""
 
     def __init__(
         self, loader: Loader, split: str, ranks: Ranks, steps: int | None = None, *, passes: int = 0
@@ -197,7 +197,7 @@ class Batches:
         self._iterator: Iterator[Batch] | None = None
 
     def begin(self) -> None:
-        """Begin an epoch, or continue the epoch of a loaded state."""
+        """Begin an epoch, or continue the epoch in a loaded state."""
         if not self._resumed:
             self.step = 0
         self._resumed = False
@@ -219,7 +219,7 @@ class Batches:
             self._loader.load_state_dict(state["loader"])
 
     def next(self) -> Batch | None:
-        """Return the next batch, or None at the end, which comes early if whole batches were bad samples."""
+        """Return the next batch, or None at the end, which comes early if all samples of a batch were bad."""
         if self.step == self.steps:
             return None
         batch = self._begin() if self._iterator is None else next(self._iterator, None)
