@@ -1,4 +1,4 @@
-"""Console output of all commands: lines and tables."""
+"""Console output for all commands: lines and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Console(console.Console):
-    """A rich console that escapes control characters."""
+    """A Rich console that escapes control characters."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Render text or a table cell."""
@@ -38,7 +38,7 @@ def print_rows(
     title: str | None = None,
     text_columns: int = 1,
 ) -> None:
-    """Print a table of ``text_columns`` columns of text, aligned left, then numbers, aligned right."""
+    """Print a table. The first ``text_columns`` columns are left-aligned, and the others right-aligned."""
     table = Table(title=title, box=SIMPLE_HEAD, padding=0)
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number < text_columns else "right", overflow="fold")

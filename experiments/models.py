@@ -1,4 +1,4 @@
-"""The models that a spec can select, and their pretrained weights."""
+"""Build the models that a spec can select, and load pretrained weights."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TRANSFORMERS = {
 
 
 def build_model(name: str, num_classes: int, device: torch.device, *, side: int = 224) -> nn.Module:
-    """Make a model of uint8 images with fresh weights on ``device``, in channels_last layout.
+    """Create a model for uint8 images on ``device``, with fresh weights in channels_last layout.
 
-    Only vision transformers depend on ``side``, in pixels. ``timm:NAME`` is a timm model, with its own mean
-    and standard deviation.
+    Only vision transformers depend on ``side``, the image size in pixels. ``timm:NAME`` selects a timm
+    model, which has its own mean and standard deviation.
 
     Raises:
         ConfigError: torchvision or timm is missing, timm has no such model, there are fewer than two
@@ -57,7 +57,7 @@ def build_model(name: str, num_classes: int, device: torch.device, *, side: int 
 
 
 class SmallCNN(nn.Module):
-    """A small network from uint8 [N, 3, H, W], with H and W of at least 8, to float [N, classes]."""
+    """A small CNN that maps uint8 [N, 3, H, W], with H and W at least 8, to float [N, classes]."""
 
     def __init__(self, num_classes: int, width: int = 24) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def _convolution(channels_in: int, channels_out: int, stride: int) -> nn.Sequent
 
 
 class NormalisedNetwork(nn.Module):
-    """Normalise uint8 [N, 3, H, W], in either layout, for a network of floats."""
+    """Normalise uint8 [N, 3, H, W], in either memory layout, for a network that takes floats."""
 
     scale: Tensor
     shift: Tensor
@@ -99,12 +99,12 @@ class NormalisedNetwork(nn.Module):
         mean: Sequence[float] = _MEAN,
         std: Sequence[float] = _STD,
     ) -> None:
-        """Wrap ``network``, which accepts images of any size or, with ``side``, only of that size."""
+        """Wrap ``network``. If ``side`` is set, only square images of that size are accepted."""
         super().__init__()
         self.network = network
         self._side = side
         means, stds = (torch.tensor(values).view(1, 3, 1, 1) for values in (mean, std))
-        # Not persistent: checkpoints have only the network's own values.
+        # Not persistent: checkpoints contain only the network's own values.
         self.register_buffer("scale", 1 / (255 * stds), persistent=False)
         self.register_buffer("shift", -means / stds, persistent=False)
 
@@ -179,7 +179,7 @@ _LIBRARIES: list[torch.library.Library] = []  # operators disappear with their l
 
 
 def declare_operators() -> None:
-    """Make torchvision importable with a torch built without CUDA."""
+    """Make torchvision importable with a build of torch without CUDA."""
     if _LIBRARIES or torch.version.cuda is not None:
         return
     # A torchvision built for CUDA looks up these operators on import, even if its library, which defines
@@ -199,11 +199,11 @@ _NESTED = ("model", "state_dict")
 def load_weights(model: nn.Module, place: str, source: str | None = None) -> str:
     """Load weights from the file ``place``, and return a description of them.
 
-    A classifier for a different number of classes is skipped. If the file is missing, the error mentions
-    ``source``.
+    A classifier with a different number of classes is skipped. If the file is missing, the error says to
+    download it from ``source``.
 
     Raises:
-        ConfigError: the file is missing, damaged, contains code, or does not match the model.
+        ConfigError: the file is missing or damaged, contains code, or does not match the model.
     """
     network = model.network if isinstance(model, NormalisedNetwork) else model
     weights = _read(Path(place).expanduser(), source)

@@ -1,4 +1,4 @@
-"""Measure a run's resource use: CPU time by group of processes, and the GPU."""
+"""Measure a run's resource use: CPU time by process group, and GPU utilisation and memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 1.0
 
-# In the order of tables.
+# In the order used in tables.
 GROUPS = ("trainer", "workers", "functions", "cache", "coordinator", "other")
 
 _FUNCTIONS = ("superdl-worker", "superdl-slot")
@@ -37,9 +37,9 @@ _MULTIPROCESSING = ("multiprocessing.spawn", "multiprocessing.forkserver")
 
 @dataclass(frozen=True, slots=True)
 class GroupReading:
-    """A group's running processes, and its CPU time since reading began.
+    """The number of running processes in a group, and the group's CPU time since counting began.
 
-    ``cpu_s`` is user and system time. Ended processes count up to their last reading.
+    ``cpu_s`` includes user and system time. Processes that have ended count up to their last reading.
     """
 
     processes: int
@@ -47,19 +47,19 @@ class GroupReading:
 
 
 class ProcessGroups:
-    """A process and its descendants, sorted into `GROUPS`, and their CPU time from now on."""
+    """Sort a process and its descendants into `GROUPS`, and count their CPU time from now on."""
 
     def __init__(self, trainer: psutil.Process | None = None, *, name: str = "trainer") -> None:
-        """Start counting. ``trainer``, by default this process, is in the group ``name``."""
+        """Start counting. ``trainer`` (by default this process) belongs to the group ``name``."""
         self._trainer = trainer or psutil.Process()
         self._name = name
         self._command = self._trainer.cmdline()
         self._before_s = _cpu_s(self._trainer)
-        # The last group and CPU seconds of each process. A psutil.Process is equal by id and start time.
+        # The last group and CPU seconds of each process. psutil compares processes by id and start time.
         self._seen: dict[psutil.Process, tuple[str, float]] = {}
 
     def read(self) -> dict[str, GroupReading]:
-        """Read every group that has or had a process."""
+        """Return a reading of every group that has or had a process."""
         running: Counter[str] = Counter()
         for process in (self._trainer, *self._trainer.children(recursive=True)):
             with contextlib.suppress(psutil.Error):  # it has ended: its last reading counts
@@ -82,7 +82,7 @@ class ProcessGroups:
 
 
 def group_of(name: str, command: Sequence[str], trainers: Sequence[str]) -> str:
-    """Return the group of a descendant by its name, its command and the trainer's command."""
+    """Return a descendant's group, given its name, its command and the trainer's command."""
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else ""
     # Forks of the coordinator have its command, so worker and slots name themselves.
     if name in _FUNCTIONS or module == "superdl.lambda_prefetch.worker":
@@ -104,10 +104,10 @@ def _cpu_s(process: psutil.Process) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One reading of a GPU, over all its processes. Unsupported values are None.
+    """One reading of a GPU, which covers all processes on it. Unsupported values are None.
 
     ``busy_percent`` is the share of the driver's last sample period (a sixth of a second to a second) in
-    which some kernel ran: 100 means never idle, not fully used.
+    which any kernel ran. A value of 100 means that the GPU was never idle, not that it was fully used.
     """
 
     busy_percent: float | None
@@ -115,7 +115,7 @@ class GpuReading:
 
 
 def gpu_meter(device: torch.device) -> GpuMeter | None:
-    """Return a function that reads the GPU ``device``, or None for other devices.
+    """Return a function that reads the GPU ``device``, or None if ``device`` is not a GPU.
 
     Raises:
         ConfigError: nvidia-ml-py is not installed, or the driver is not available.
@@ -146,7 +146,7 @@ def gpu_meter(device: torch.device) -> GpuMeter | None:
 
 
 class Sample(NamedTuple):
-    """A sample taken at ``clock_s`` on a monotonic clock, which is the Unix time ``at_s``."""
+    """A sample taken at ``clock_s`` on a monotonic clock, which is ``at_s`` in Unix time."""
 
     clock_s: float
     at_s: float
@@ -156,7 +156,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupUsage:
-    """A group's resource use in a phase. ``cpu_cores`` is CPU seconds per second."""
+    """A group's resource use in a phase. ``cpu_cores`` is CPU seconds per second of wall time."""
 
     processes_max: int
     cpu_s: float
@@ -165,10 +165,10 @@ class GroupUsage:
 
 @dataclass(frozen=True, slots=True)
 class PhaseUsage:
-    """Resource use in a phase: ``start``, with ``epoch`` None, or a ``train`` or ``val`` pass.
+    """Resource use in a phase: ``start``, for which ``epoch`` is None, or a ``train`` or ``val`` pass.
 
-    CPU seconds are exact to the system's tick. Maxima and the GPU's mean are over ``samples``. A group
-    without processes is absent. Without a GPU, its values are None.
+    CPU seconds have the resolution of a clock tick. Maxima and GPU means are taken over ``samples`` samples.
+    Groups without processes are absent. GPU values are None without a GPU.
     """
 
     epoch: int | None
@@ -182,9 +182,9 @@ class PhaseUsage:
 
 
 class UtilizationMonitor(Listener):
-    """A listener that samples this process, its descendants and the GPU until `close`.
+    """A listener that samples this process, its descendants and the GPU until `close` is called.
 
-    A thread takes samples, and so does the main thread at the start and end of each pass.
+    A background thread takes the samples. The main thread adds one at the start and end of each pass.
     """
 
     def __init__(self, gpu: GpuMeter | None = None, *, interval_s: float = _INTERVAL_S) -> None:
@@ -207,7 +207,7 @@ class UtilizationMonitor(Listener):
             return tuple(self._phases)
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:  # noqa: ARG002  # a listener's signature
-        """End the previous phase and start the next with the same sample."""
+        """Take one sample, which ends the previous phase and starts the next."""
         self._turn((epoch, split))
 
     def on_epoch_end(self, summary: EpochSummary) -> None:  # noqa: ARG002  # a listener's signature
@@ -248,7 +248,7 @@ def _used_s(name: str, before: Sample, after: Sample) -> float:
 
 
 def phase_usage(epoch: int | None, split: str, samples: Sequence[Sample]) -> PhaseUsage:
-    """Summarise a phase from its samples, which include those at its start and end."""
+    """Summarise a phase from its samples, which include one at its start and one at its end."""
     first, last = samples[0], samples[-1]
     wall_s = last.clock_s - first.clock_s
     groups = {}

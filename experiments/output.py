@@ -1,4 +1,4 @@
-"""Output of runs and comparisons: new directories, strict JSON, and logs of rows."""
+"""Write the output of runs and comparisons: new directories, strict JSON, and row logs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def now_text() -> str:
-    """Return the current UTC time in ISO 8601, to the second."""
+    """Return the current UTC time in ISO 8601 format, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def new_directory(output: str | Path, name: str) -> Path:
-    """Create ``<output>/<name>-<time>``, adding a number if it exists. Raises ConfigError."""
+    """Create ``<output>/<name>-<time>``, with a number appended if it exists. Raises ConfigError."""
     stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     number = 1
     while True:
@@ -52,7 +52,7 @@ def _finite(value: object) -> object:
 
 
 def strict_json(value: object, *, indent: int | None = None) -> str:
-    """Return mappings, sequences and scalars as JSON. Numbers that are not finite become null."""
+    """Convert mappings, sequences and scalars to strict JSON. NaN and infinite numbers become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
@@ -76,7 +76,7 @@ def write_whole(text: str, path: Path) -> None:
 
 
 class RowLog:
-    """Append rows to ``<name>.jsonl`` in a directory, one per line."""
+    """Append rows to ``<name>.jsonl`` in a directory, as one JSON object per line."""
 
     def __init__(self, directory: Path, name: str) -> None:
         # Unbuffered, because forked workers would inherit a buffer and write it again.

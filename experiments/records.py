@@ -1,4 +1,4 @@
-"""A run's measurements and causes of stalls, as plain values. Does not import torch."""
+"""A run's measurements and stall causes, as plain values. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LoaderStats: TypeAlias = "SamplerStats | LoaderCounters"
 
 @dataclass(slots=True)
 class LoaderCounters(WorkCounters):
-    """One reading of a job's counters, or the difference of two."""
+    """One reading of a job's counters, or the difference between two readings."""
 
     @property
     def recent_stalls(self) -> tuple[()]:
@@ -34,7 +34,7 @@ class LoaderCounters(WorkCounters):
 
     @classmethod
     def read(cls, stats: LoaderStats) -> LoaderCounters:
-        """Copy the counters of a loader's statistics."""
+        """Copy the counters from a loader's statistics."""
         return cls(**{item.name: getattr(stats, item.name) for item in fields(cls)})
 
     def since(self, earlier: LoaderCounters) -> LoaderCounters:
@@ -52,7 +52,7 @@ class LoaderCounters(WorkCounters):
 
 
 def added(counters: Iterable[LoaderCounters]) -> LoaderCounters:
-    """Return the sum of all counters."""
+    """Return the sum of all counters, field by field."""
     parts = list(counters)
     return LoaderCounters(
         **{item.name: sum(getattr(part, item.name) for part in parts) for item in fields(LoaderCounters)}
@@ -67,7 +67,7 @@ class CountedLoader(Protocol):
 
 
 class CounterLaps:
-    """Split a loader's counters into laps. The first begins with the job."""
+    """Split a loader's counters into laps. The first lap starts with the job."""
 
     def __init__(self, loader: CountedLoader) -> None:
         self._loader = loader
@@ -90,7 +90,7 @@ class CounterLaps:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step of a pass. docs/runs.md describes the columns."""
+    """One step of a pass, with the columns described in docs/runs.md."""
 
     epoch: int
     split: str
@@ -121,7 +121,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Mean time of the ``steps`` training steps up to ``step``, which counts from 1 in each epoch."""
+    """Mean time of the ``steps`` training steps up to ``step``, which is counted from 1 in each epoch."""
 
     epoch: int
     step: int
@@ -132,7 +132,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class CauseTotal:
-    """A pass's stalled steps with one cause, and their waiting time."""
+    """The number of a pass's steps that stalled for one cause, and their total waiting time."""
 
     steps: int
     wait_s: float
@@ -140,7 +140,7 @@ class CauseTotal:
 
 @dataclass(frozen=True, slots=True)
 class StallSummary:
-    """A pass's stalls. All other steps were limited by computing."""
+    """The stalls of a pass. All other steps were limited by compute."""
 
     steps: int
     stalled: int
@@ -174,7 +174,7 @@ class PassSummary:
 
 @dataclass(frozen=True, slots=True)
 class EpochSummary:
-    """An epoch's training pass and, if it was validated, its validation pass."""
+    """An epoch's training pass and, if there was one, its validation pass."""
 
     epoch: int
     train: PassSummary
@@ -182,7 +182,7 @@ class EpochSummary:
 
 
 class Listener:
-    """Base class of listeners for training events. Methods are called in the main thread."""
+    """Base class for listeners to training events. Its methods are called in the main thread."""
 
     def on_pass_start(self, epoch: int, split: str, batches: int) -> None:
         """Handle the start of a pass over ``split`` (train or val)."""
@@ -191,7 +191,7 @@ class Listener:
         """Handle a group of finished steps."""
 
     def on_epoch_end(self, summary: EpochSummary) -> None:
-        """Handle the end of an epoch, validation included."""
+        """Handle the end of an epoch, including its validation."""
 
 
 # Fields of a pass: sums over its steps, and means weighted by samples.
@@ -201,7 +201,7 @@ _MEANS = ("loss", "accuracy", "top5_accuracy")
 
 
 class PassTotals:
-    """Sums over a pass's steps, weighted by samples for fields that are means."""
+    """Sums over a pass's steps. Losses and accuracies are weighted by samples."""
 
     def __init__(self) -> None:
         self.sums = dict.fromkeys((*COUNTS, *SECONDS, *_MEANS), 0.0)
@@ -210,7 +210,7 @@ class PassTotals:
         self.has_top5 = False
 
     def add(self, step: StepRecord) -> None:
-        """Add a step."""
+        """Add a step to the sums."""
         if self.batches == 0:
             self.first_batch_s = step.wait_s
         self.batches += 1
@@ -224,7 +224,7 @@ class PassTotals:
     def summary(
         self, wall_s: float, job: LoaderCounters | None, stalls: StallSummary | None = None
     ) -> PassSummary:
-        """Summarise the pass. Means are over samples, not over batches."""
+        """Summarise the pass. Means are taken over samples, not batches."""
         counts: dict[str, Any] = {name: int(self.sums[name]) for name in COUNTS}
         values: dict[str, Any] = {name: self.sums[name] for name in SECONDS}
         values |= {name: self.sums[name] / max(counts["samples"], 1) for name in _MEANS}
@@ -254,14 +254,14 @@ _MAX_MISSED = 512
 
 
 def cause_of(step: StepRecord, causes: Mapping[tuple[int, int], str]) -> str:
-    """Return a stalled step's cause, given the coordinator's ``causes`` by epoch and position."""
+    """Return a stalled step's cause. ``causes`` maps (epoch, position) to the coordinator's causes."""
     if step.misses:
-        # Only the coordinator can tell the cause of a miss.
+        # Only the coordinator knows the cause of a miss.
         if step.plan_epoch is None or step.position is None:
             return UNKNOWN
         return wait_for(causes.get((step.plan_epoch, step.position), UNKNOWN))
     read = step.hits or step.straight
-    # Samples in cache or store were decoded earlier, so their cost did not cause this wait.
+    # Samples in the cache or store were decoded earlier, so their cost did not cause this wait.
     own_s = 0.0 if read else step.fetch_s + step.decode_s
     if step.step == 0 and 2 * own_s < step.wait_s:
         return wait_for("loader_start")
@@ -278,7 +278,7 @@ class StallMeter:
 
     Args:
         source: the loader, whose ``job_stats`` reports recent stalls.
-        rank: this rank, whose stalls are collected.
+        rank: the rank whose stalls are collected.
         replicas: the number of ranks in the job.
     """
 
@@ -301,7 +301,7 @@ class StallMeter:
             self._find_causes()
 
     def lap(self) -> StallSummary:
-        """Return the stalls since the last lap, with the longest causes first."""
+        """Return the stalls since the last lap. The cause with the longest waiting time comes first."""
         self._find_causes()
         steps, waits_s = self._steps, self._waits_s
         self._steps, self._waits_s = 0, {}

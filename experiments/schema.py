@@ -1,4 +1,4 @@
-"""Specs in YAML, with ``a.b=c`` overrides, validated by pydantic."""
+"""Read specs from YAML, apply ``a.b=c`` overrides, and validate them with pydantic."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NamedMappings = Annotated[dict[_FolderName, Annotated[dict[str, Any], NULL_IS_EM
 
 
 def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
-    """Return a validator for text that is an allowed name, or fully matches the pattern ``or_like``."""
+    """Return a validator that accepts ``allowed`` names and text that fully matches the regex ``or_like``."""
 
     def check(value: object) -> object:
         if value not in allowed and not (or_like and re.fullmatch(or_like, str(value))):
@@ -62,7 +62,7 @@ def one_of(allowed: tuple[str, ...], or_like: str = "") -> BeforeValidator:
 
 
 def build(cls: type[SpecT], mapping: object) -> SpecT:
-    """Make a spec from plain values. Missing keys have their defaults. Raises ConfigError."""
+    """Create a spec from plain values. Missing keys get their defaults. Raises ConfigError."""
     try:
         return TypeAdapter(cls).validate_python(mapping)
     except ValidationError as error:
@@ -116,7 +116,7 @@ def _close(name: object, allowed: tuple[str, ...]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that rejects duplicate keys, and aliases that expand to too many values."""
+    """A YAML loader that rejects duplicate keys, and aliases that expand to too many values."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -158,10 +158,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def load_yaml(text: str, name: str) -> Any:
-    """Parse YAML of plain values. Error messages call the text ``name``.
+    """Parse YAML into plain values. Error messages refer to the text as ``name``.
 
     Raises:
-        ConfigError: it is not YAML, is nested too deeply, repeats a key, or contains an impossible value.
+        ConfigError: the text is not YAML, is nested too deeply, repeats a key, or contains an invalid value.
     """
     loader = None
     try:
@@ -180,9 +180,9 @@ def load_yaml(text: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def opened_spec(name: str | Path, folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the content of a spec: a YAML file, or the stem of one in ``folder``.
+    """Yield the content of a spec, given as a YAML file or as the stem of one in ``folder``.
 
-    ConfigErrors raised in the block are prefixed with the file.
+    Messages of ConfigErrors raised in the block are prefixed with the file's path.
     """
     path = Path(name).expanduser()
     if not path.is_file():
@@ -206,7 +206,7 @@ def opened_spec(name: str | Path, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy with each ``a.b=value`` applied. Values are YAML. Raises ConfigError."""
+    """Return a copy of ``mapping`` with each ``a.b=value`` applied. Values are YAML. Raises ConfigError."""
     result = dict(mapping)
     for override in overrides:
         path, equals, raw = override.partition("=")
@@ -220,7 +220,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
 
 
 def apply_values(mapping: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``mapping`` with values set by dotted keys, such as ``loader.kind``."""
+    """Return a copy of ``mapping`` updated with ``values``, by dotted keys such as ``loader.kind``."""
     result: dict[str, Any] = copy.deepcopy(dict(mapping))
     for path, value in values.items():
         keys = str(path).split(".")

@@ -42,12 +42,12 @@ _SPECS = Path(__file__).parent / "specs"
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class DataSpec:
-    """The images. With kind `auto`, they are the digits, unless ``train`` is set."""
+    """The images. Kind ``auto`` means those in ``train`` or, if it is not set, the digits."""
 
     kind: Annotated[str, one_of(("auto", *_DATA_SETS))] = "auto"
     # Where a set is or will be written; null means a folder of its name in data/.
     directory: Text | None = None
-    # Training images of a drawn set; null means those that exist, else the whole set.
+    # Training images of a generated set; null means those that exist, or else the full set.
     samples: AtLeastOne | None = None
     train: Text | None = None
     val: Text | None = None
@@ -68,7 +68,7 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class RecipeSpec:
-    """Steps before the cache: resize the shorter side to ``resize`` pixels, and ``crop`` the centre."""
+    """The steps before the cache: resize the shorter side to ``resize`` pixels, then crop the centre."""
 
     resize: AtLeastOne = 64
     crop: AtLeastOne = 64
@@ -83,7 +83,7 @@ class RecipeSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class LoaderSpec:
-    """The loader. ``read_timeout`` is in seconds."""
+    """The loader's settings. ``read_timeout`` is in seconds."""
 
     kind: Annotated[str, one_of(LOADER_KINDS)] = "super"
     batch_size: AtLeastOne = 32
@@ -99,13 +99,13 @@ class LoaderSpec:
 
     @property
     def runs_functions(self) -> bool:
-        """Whether the loader is SUPER, in either form."""
+        """Whether this is one of SUPER's own loaders."""
         return self.kind in SUPER_KINDS
 
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class ModelSpec:
-    """The model. Its number of classes follows from the data."""
+    """The model. Its number of classes is taken from the data."""
 
     name: Annotated[str, one_of(_MODEL_NAMES, or_like=_TIMM_NAMES)] = "small_cnn"
     # A file of pretrained weights. A classifier for other classes is skipped.
@@ -134,7 +134,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class TrainingSpec:
-    """The training loop."""
+    """Settings of the training loop."""
 
     strategy: Annotated[str, one_of(("auto", "single", "ddp", "fsdp"))] = (
         "auto"  # auto: ddp for several ranks
@@ -153,7 +153,7 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class CostSpec:
-    """Items paid by the hour, by their names in the price table. Null means not billed."""
+    """Items billed by the hour, as named in the price table. Null means that an item is not billed."""
 
     machine: Text | None = None
     machines: AtLeastOne = 1
@@ -168,7 +168,7 @@ class CompareSpec:
     """Settings of ``superdl compare``: each arm runs ``repeats`` times, interleaved with the others."""
 
     repeats: AtLeastOne = 3
-    # First epochs of each run, excluded from all figures but those of whole runs.
+    # The first epochs of each run, excluded from all figures except those of whole runs.
     warmup_epochs: AtLeastZero = 1
     # For each name, values by dotted keys, such as {torch: {loader.kind: torch}}.
     arms: NamedMappings = field(default_factory=dict)
@@ -176,7 +176,7 @@ class CompareSpec:
 
 @dataclass(frozen=True, slots=True, config=KNOWN_KEYS)
 class Spec:
-    """A complete run. Relative paths are relative to the working directory."""
+    """The spec of a complete run. Relative paths are relative to the working directory."""
 
     name: Text = "digits"
     seed: AtLeastZero = 0
@@ -200,19 +200,19 @@ class Spec:
             raise ConfigError(f"name must not be {self.name!r}, because it becomes part of a folder's name")
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain values for YAML and `parse_spec`."""
+        """Return the spec as plain values for YAML and `parse_spec`."""
         return asdict(self)
 
     def write(self, path: Path) -> None:
-        """Write the complete spec as YAML, from which ``superdl run`` can repeat the run."""
+        """Write the complete spec as YAML, so that ``superdl run`` can repeat the run."""
         path.write_text(yaml.safe_dump(self.to_mapping(), sort_keys=False), encoding="utf-8")
 
 
 def parse_spec(mapping: Mapping[str, Any]) -> Spec:
-    """Make a spec from a mapping. Missing keys have their defaults.
+    """Create a spec from a mapping. Missing keys get their defaults.
 
     Raises:
-        ConfigError: a key is unknown or a value is not allowed. The message contains the key.
+        ConfigError: a key is unknown or a value is not allowed. The message names the key.
     """
     return build(Spec, mapping)
 
@@ -233,8 +233,8 @@ _QUICK = {"epochs": 2, "training.steps_per_epoch": 20, "compare.warmup_epochs": 
 def load_spec(name: str | Path = "digits", overrides: Iterable[str] = (), *, quick: bool = False) -> Spec:
     """Read a spec by path or built-in name, and apply ``a.b=c`` overrides.
 
-    With ``quick``, the values of the file's section ``quick`` apply before the overrides. Without such a
-    section, the run takes two epochs of 20 steps.
+    With ``quick``, the values in the file's ``quick`` section are applied before the overrides. Without
+    such a section, the run takes two epochs of 20 steps.
 
     Raises:
         ConfigError: the file is missing or not YAML, or a key or a value is not allowed.

@@ -1,4 +1,4 @@
-"""Random augmentations as custom steps, to study where their CPU time is spent."""
+"""Random augmentations, written as custom steps, for measuring where their CPU time goes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["shipped_modules"]
 
 
 def shipped_modules(steps: Iterable[Mapping[str, Any]] | None) -> list[str]:
-    """Return the modules of this package that a recipe's custom steps use, sorted."""
+    """Return the names of this package's modules that a recipe's custom steps use, sorted."""
     names = [str(step.get("name")) for step in steps or () if step.get("op") == "custom"]
     modules = {split_custom_name(name)[0] for name in names}
     return sorted(module for module in modules if module.startswith("experiments.augmentations."))

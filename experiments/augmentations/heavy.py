@@ -1,4 +1,4 @@
-"""The custom step ``experiments.augmentations.heavy:heavy@1``. It costs more than decoding."""
+"""The custom step ``experiments.augmentations.heavy:heavy@1``, which costs more than decoding."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _LUMA = np.array([77, 150, 29], dtype=np.int32)  # of 256: weights of red, green
 
 @custom_step("1")
 def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np.uint8]:
-    """Flip, bend, blur and recolour an image and add noise, like a long chain of random transforms.
+    """Flip, distort, blur and recolour an image and add noise, like a long chain of random transforms.
 
     Args:
-        array: uint8 of shape (height, width, 3), like the result.
-        seed: the seed of all random draws.
-        rounds: the number of repetitions. More rounds cost more but change less each.
+        array: a uint8 array of shape (height, width, 3). The result has the same shape and dtype.
+        seed: the seed for all random choices.
+        rounds: the number of times to repeat the changes. More rounds cost more, but each changes less.
 
     Raises:
         ValueError: the array is not an image, or ``rounds`` is out of range.
@@ -49,7 +49,7 @@ def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np
     picture = Image.fromarray(np.ascontiguousarray(array))
     if random.random() < 0.5:  # noqa: PLR2004
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    share = 1.0 / math.sqrt(rounds)  # independent changes add up by their squares
+    share = 1.0 / math.sqrt(rounds)  # the squares of independent changes add up
     for _ in range(rounds):
         blurred = _bent(picture, random, share).filter(
             ImageFilter.GaussianBlur(_BLUR_PIXELS * share * random.random())
@@ -60,7 +60,7 @@ def heavy(array: NDArray[np.uint8], *, seed: int, rounds: int = 4) -> NDArray[np
 
 
 def _bent(picture: Image.Image, random: np.random.Generator, share: float) -> Image.Image:
-    """Scale, shear and shift about the centre, with grey outside the image."""
+    """Scale and shear an image about its centre, and shift it. Fill the gaps with grey."""
     bend = (2.0 * random.random(4) - 1.0) * (_BEND * share)
     a, b, d, e = 1.0 + bend[0], bend[1], bend[2], 1.0 + bend[3]
     x, y = picture.width / 2.0, picture.height / 2.0
@@ -77,7 +77,7 @@ def _bent(picture: Image.Image, random: np.random.Generator, share: float) -> Im
 
 
 def _coloured(pixels: NDArray[np.uint8], random: np.random.Generator, share: float) -> NDArray[np.int32]:
-    """Change brightness, contrast and saturation. Values may exceed a byte."""
+    """Change brightness, contrast and saturation. Results may lie outside 0 to 255."""
     most = max(1, round(_GAIN * share))
     gains = 256 + random.integers(-most, most, size=_CHANNELS, dtype=np.int32, endpoint=True)
     contrast, saturation = (

@@ -1,4 +1,4 @@
-"""``superdl compare``: run the arms of a spec interleaved, and compare their figures."""
+"""``superdl compare``: run the arms of a spec in interleaved rounds, and compare their figures."""
 
 from __future__ import annotations
 

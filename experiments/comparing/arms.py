@@ -1,4 +1,4 @@
-"""The arms of a comparison and their trials, as complete specs checked before any runs."""
+"""The arms of a comparison and their trials, as complete specs that are validated before the first run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAUNCH = "launch"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of an arm. An arm without trials has one with an empty name."""
+    """One run of an arm. If the spec lists no trials, each arm has a single one with an empty name."""
 
     name: str
     spec: Spec
@@ -34,7 +34,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to do the work. Its trials run concurrently. ``values`` has dotted keys."""
+    """One of the variants to compare. Its trials run concurrently. The keys of ``values`` are dotted."""
 
     name: str
     values: Mapping[str, Any]
@@ -44,13 +44,13 @@ class Arm:
 
     @property
     def shares(self) -> bool:
-        """Whether the comparison must start a coordinator for several trials."""
+        """Whether the comparison must start a coordinator for several trials to share."""
         loaders = [trial.spec.loader for trial in self.trials]
         return sum(loader.runs_functions and loader.coordinator is None for loader in loaders) > 1
 
 
 class Round(NamedTuple):
-    """One repeat of an arm. ``number`` counts all rounds, ``repeat`` the arm's rounds, both from 1."""
+    """One repeat of an arm. ``number`` counts all rounds and ``repeat`` those of the arm, both from 1."""
 
     number: int
     repeat: int
@@ -58,7 +58,7 @@ class Round(NamedTuple):
 
 
 def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
-    """Return all rounds, interleaved: A B C, B C A, C A B."""
+    """Return all rounds in interleaved order, such as A B C, B C A, C A B."""
     # Each arm takes each position equally often, so that cold files, a warm processor or a slower machine
     # affect all arms alike.
     rounds: list[Round] = []
@@ -70,7 +70,7 @@ def rounds_of(arms: Sequence[str], repeats: int) -> tuple[Round, ...]:
 
 
 def arms_of(spec: Spec, chosen: Sequence[str] | None = None) -> tuple[Arm, ...]:
-    """Return a spec's ``chosen`` arms, by default all. Kinds of loaders can be chosen as arms, too."""
+    """Return the ``chosen`` arms of a spec, or all by default. Loader kinds can also be chosen as arms."""
     named = dict(spec.compare.arms) or dict(_DEFAULT_ARMS)
     if chosen is not None:
         known = {kind: {"loader.kind": kind} for kind in LOADER_KINDS} | named

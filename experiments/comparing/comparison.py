@@ -1,4 +1,4 @@
-"""A comparison, its file ``compare.json``, and comparisons of existing runs."""
+"""Read and write comparisons as ``compare.json``, and compare existing runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _FILE = "compare.json"
 _FORMAT = 3
-_MIN_PERCENT = 0.1  # causes of less waiting are not mentioned
+_MIN_PERCENT = 0.1  # causes with less waiting are omitted
 _NOT_INTERLEAVED = (
     "These runs were not interleaved, so changes on the machine between them affect the figures. Wall time "
     "is measured by each run, without the start of its process."
@@ -51,7 +51,7 @@ class ArmReport:
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """The figures of a `Round` with its runs in ``folder``."""
+    """The figures of a `Round`. Its runs are in ``folder``."""
 
     number: int
     repeat: int
@@ -62,7 +62,7 @@ class RoundReport:
 
 @dataclass(slots=True)
 class Comparison:
-    """A comparison. ``status`` is running, finished, interrupted or failed."""
+    """A comparison and its results. ``status`` is running, finished, interrupted or failed."""
 
     name: str
     started_at: str
@@ -83,7 +83,7 @@ class Comparison:
         return tuple(report.figures for report in self.rounds if report.arm == arm)
 
     def spreads(self, key: str) -> dict[str, Spread | None]:
-        """Return each arm's spread of a figure, or None if the arm has no values."""
+        """Return the spread of a figure for each arm, or None for an arm without values."""
         return {arm.name: spread_of(self.figures_of(arm.name), key) for arm in self.arms}
 
     def shown(self) -> tuple[Figure, ...]:
@@ -97,7 +97,7 @@ class Comparison:
         )
 
     def conclusions(self) -> Iterator[tuple[str, str]]:
-        """Yield (subject, sentence) pairs: what the figures show, and what they rule out."""
+        """Yield (subject, sentence) pairs that explain the figures and their limits."""
         repeats = {arm.name: len(figures) for arm in self.arms if (figures := self.figures_of(arm.name))}
         yield "Warm-up:", self._about_warmup()
         once = [name for name, count in repeats.items() if count == 1]
@@ -151,11 +151,11 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
     """Compare finished runs.
 
     Args:
-        named: directories, or ``NAME=directory``. Runs of the same name are repeats of one arm.
-        warmup_epochs: the number of epochs to exclude, by default the largest in the runs' specs.
+        named: run directories, optionally as ``NAME=path``. Runs with the same name are repeats of one arm.
+        warmup_epochs: the number of initial epochs to exclude, by default the largest in the runs' specs.
 
     Raises:
-        ConfigError: a directory contains no finished run, or a run has no epoch after the warm-up.
+        ConfigError: a directory contains no finished run, or a run has no epochs after the warm-up.
     """
     places = [_parse_place(text) for text in named]
     runs = [read_run(place) for _, place in places]
@@ -198,7 +198,7 @@ def compare_runs(named: Sequence[str], *, warmup_epochs: int | None = None) -> C
 
 
 def _parse_place(text: str) -> tuple[str, Path]:
-    """Return the name, which may be empty, and the directory."""
+    """Split the text into a name, which may be empty, and a directory."""
     name, equals, directory = text.partition("=")
     # The name of an existing directory may contain "=".
     is_named = equals and not Path(text).exists()
@@ -206,7 +206,7 @@ def _parse_place(text: str) -> tuple[str, Path]:
 
 
 def notes_of(name: str, measured: RoundMeasured, warmup_epochs: int) -> Iterator[str]:
-    """Yield notes on what a round's figures exclude."""
+    """Yield notes about what a round's figures do not include."""
     run = measured.runs[0]
     executor = str(run.facts["executor"] or "local")
     if executor.startswith("as the coordinator") and not measured.services_cpu_s:

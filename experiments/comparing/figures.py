@@ -1,4 +1,4 @@
-"""The figures of a round, their spread over repeats, and the winner among arms."""
+"""The figures of a round, their spread across repeats, and the winning arm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _shown(title: str, unit: str, **more: bool) -> dict[str, Any]:
 # A new figure needs a field here and a line in round_figures.
 @dataclass(frozen=True, slots=True)
 class RoundFigures:
-    """A round's figures, as defined in docs/runs.md. None means not measured."""
+    """A round's figures, as defined in docs/runs.md. None means that a figure was not measured."""
 
     images_per_s: float | None = field(metadata=_shown("throughput", "images/s", more_is_better=True))
     step_ms: float | None = field(metadata=_shown("step time", "ms"))
@@ -50,7 +50,7 @@ class RoundFigures:
         metadata=_shown("best validation accuracy", "", more_is_better=True, whole=True)
     )
     stall_percent_by_cause: dict[str, float]  # the share of training time spent in stalled steps
-    cpu_ms_by_group: dict[str, float]  # per image, by group of processes
+    cpu_ms_by_group: dict[str, float]  # per image, by process group
 
 
 FIGURES = tuple(Figure(item.name, **item.metadata) for item in fields(RoundFigures) if item.metadata)
@@ -63,15 +63,15 @@ class RoundMeasured:
     runs: tuple[RunFiles, ...]
     # From the start of the first process to the last report.
     wall_s: float | None = None
-    # Of all descendant processes, by the system's accounting.
+    # Of all descendant processes, as accounted by the operating system.
     cpu_s: float | None = None
-    # Of services that the runs share: CPU time by group of processes, and start-up time.
+    # Of services that the runs share: CPU time by process group, and start-up time.
     services_cpu_s: Mapping[str, float] = field(default_factory=dict)
     services_start_s: float = 0.0
 
 
 def round_figures(measured: RoundMeasured, warmup_epochs: int) -> RoundFigures:
-    """Compute a round's figures. Only those with ``Figure.whole`` include the warm-up."""
+    """Compute a round's figures. Only those marked ``Figure.whole`` include the warm-up."""
     runs = measured.runs
     trained = [train_pass for run in runs for train_pass in run.trained[warmup_epochs:]]
     wall_s, waited_s = (_sum(trained, name) for name in ("wall_s", "wait_s"))
@@ -106,14 +106,14 @@ def _sum(passes: Iterable[Pass], name: str) -> float:
 
 
 def _end_s(run: RunFiles, epochs: int) -> float | None:
-    """Return the Unix time at which the first ``epochs`` epochs ended, or the start phase if 0."""
+    """Return the Unix time when the first ``epochs`` epochs ended. With 0, use the end of the start phase."""
     epoch = run.trained[epochs - 1].epoch if epochs else None
     ends = [phase.get("ended_at_s") for phase in run.phases if phase["epoch"] == epoch]
     return ends[-1] if ends else None
 
 
 def _images_per_s(runs: Sequence[RunFiles], trained: Sequence[Pass], warmup_epochs: int) -> float | None:
-    """Return training images per second, or None if concurrent runs have no common time."""
+    """Return training images per second, or None if the total time of concurrent runs is unknown."""
     wall_s = _sum(trained, "wall_s")
     # Rates of concurrent runs do not add up, because the last run is faster after the others have ended.
     if len(runs) > 1:
@@ -124,7 +124,7 @@ def _images_per_s(runs: Sequence[RunFiles], trained: Sequence[Pass], warmup_epoc
 
 
 def _cpu_by_group(measured: RoundMeasured, warmup_epochs: int) -> dict[str, float]:
-    """Return CPU seconds by group after the warm-up, or an empty mapping if unknown."""
+    """Return each process group's CPU seconds after the warm-up, or an empty mapping if they are unknown."""
     # With several ranks, phases cover only rank 0.
     if any(run.ranks > 1 for run in measured.runs):
         return {}
@@ -150,9 +150,9 @@ def _decodes_per_image(runs: Sequence[RunFiles]) -> float | None:
 
 
 def _usd(runs: Sequence[RunFiles]) -> float | None:
-    """Return the cost of all runs, or None if their training machine has no price."""
+    """Return the cost of all runs, or None if a training machine has no price."""
     paid: dict[str, list[float]] = {}
-    # Concurrent runs pay for these once, until the longest run ends. So they do for cache nodes in the spec.
+    # Concurrent runs pay for these once, until the longest run ends. Likewise for cache nodes in the spec.
     shared = {"training machine", "data machines"}
     for run in runs:
         lines = (run.facts["bill"] or {}).get("lines", ())
@@ -166,7 +166,7 @@ def _usd(runs: Sequence[RunFiles]) -> float | None:
 
 
 def _usd_per_epoch(runs: Sequence[RunFiles], warmup_epochs: int) -> float | None:
-    """Return the cost per epoch: after the warm-up or, for concurrent runs, of whole runs."""
+    """Return the mean cost per epoch. The warm-up is included only for concurrent runs."""
     usd, epochs = _usd(runs), sum(len(run.trained) for run in runs)
     if usd is None or not epochs:
         return None
@@ -181,7 +181,7 @@ def _usd_per_epoch(runs: Sequence[RunFiles], warmup_epochs: int) -> float | None
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure's values over all repeats."""
+    """The values of a figure across all repeats."""
 
     values: tuple[float, ...]
 
@@ -202,22 +202,22 @@ class Spread:
 
 
 def spread_of(rounds: Iterable[RoundFigures], key: str) -> Spread | None:
-    """Return a figure's spread over rounds, or None if no round has a value."""
+    """Return a figure's spread across rounds, or None if no round has a value."""
     values = [value for figures in rounds if (value := getattr(figures, key)) is not None]
     return Spread(tuple(values)) if values else None
 
 
 def mean_by_name(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each name over tables, largest first. A missing name counts as zero."""
+    """Return the mean value of each name across tables, largest first. Missing names count as zero."""
     names = dict.fromkeys(name for table in tables for name in table)
     means = {name: math.fsum(table.get(name, 0.0) for table in tables) / len(tables) for name in names}
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
 def winner(figure: Figure, spreads: Mapping[str, Spread | None]) -> tuple[str, float | None] | None:
-    """Return the arm with the best median, and the factor to the next best, or None if it is infinite.
+    """Return the arm with the best median and its lead over the next best, as a factor (None if infinite).
 
-    Return None if the best arm's range overlaps another's, or if the medians are equal to three digits.
+    Return None if the arm's range overlaps another's, or if the best two medians agree to three digits.
     """
     measured = {name: spread for name, spread in spreads.items() if spread is not None}
     ranked = sorted(measured, key=lambda name: measured[name].median, reverse=figure.more_is_better)

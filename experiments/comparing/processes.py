@@ -1,7 +1,7 @@
-"""The processes of a round, one per run, started together and monitored until all have exited.
+"""Start the processes of a round together, one per run, and monitor them until all have exited.
 
-Each is ``python -P -m superdl.experiments.comparing.processes PARENT ARGUMENT...``. It runs
-``superdl ARGUMENT...`` or, after ``--launch``, another command, and exits with its parent.
+Each process is ``python -P -m superdl.experiments.comparing.processes PARENT ARGUMENT...``. It runs
+``superdl ARGUMENT...`` or, after ``--launch``, another command, and exits when its parent does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _POLL_S = 0.05
 # Time for an interrupted run to write its report and end its processes before it is killed.
 _END_WAIT_S = 20.0
 _LAST_LINES, _LAST_BYTES = 12, 8192
-# Variables of a launcher around the comparison, which would make each run one of its ranks.
+# Variables that a launcher of the comparison sets. They would turn each run into one of its ranks.
 _RANK_VARIABLES = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR"}
     | {"MASTER_PORT", "TORCHELASTIC_RUN_ID"}
@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 @dataclass
 class RunProcess:
-    """A run: its title, spec file and output file."""
+    """The process of a run, with the run's title, spec file and output file."""
 
     title: str
     spec_file: Path
@@ -71,7 +71,7 @@ class RunProcess:
         return None if self.process is None else self.process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Interrupt the run, which then writes its report, or kill it. Its services exit on their own."""
+        """Interrupt the run, so that it writes its report, or kill it. Its services exit on their own."""
         if self.process is not None and self.code is None:
             self.was_ended = True
             with contextlib.suppress(ProcessLookupError):
@@ -86,18 +86,18 @@ class RunProcess:
                 self.process.wait(max(0.0, until_s - time.monotonic()))
 
     def last_lines(self) -> str:
-        """Return the last lines of the output."""
+        """Return the last lines of the run's output."""
         text = self.output.read_bytes()[-_LAST_BYTES:].decode(errors="replace")
         return "\n".join(line for line in text.splitlines()[-_LAST_LINES:] if line.strip())
 
 
 def run_together(runs: Sequence[RunProcess], *, end_wait_s: float = _END_WAIT_S) -> None:
-    """Start all runs and wait for them. Call from the main thread.
+    """Start all runs and wait until they have exited. Call this from the main thread.
 
-    If a run fails, the others are interrupted, and killed after ``end_wait_s`` seconds.
+    If a run fails, the others are interrupted. Any still running after ``end_wait_s`` seconds are killed.
 
     Raises:
-        KeyboardInterrupt: the user interrupted. The runs have been interrupted, too.
+        KeyboardInterrupt: the user interrupted this process. The runs have been interrupted, too.
     """
     kill_at_s = math.inf
     try:
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _in_environment(word: str) -> str:
-    """Return a command's path in this virtual environment, if it has one there."""
+    """Return a command's path in this virtual environment, or ``word`` itself if it is not there."""
     own = Path(sys.executable).parent / word
     return str(own) if "/" not in word and own.is_file() else word
 

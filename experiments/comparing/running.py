@@ -41,19 +41,19 @@ _GRACE_S = 0.1  # no process uses the services after the last trial
 
 
 def compare(spec: Spec, *, arms: Sequence[str] | None = None, console: Console) -> Comparison:
-    """Run the arms of ``spec`` interleaved, and print, write and return the comparison.
+    """Run the arms of ``spec`` in interleaved rounds, and print, write and return the comparison.
 
-    It is written after each round and at the end, even after an error.
+    The comparison is written after each round and at the end, even after an error.
 
     Args:
-        spec: the work. Its ``compare`` section configures the comparison.
-        arms: names of the arms, by default all.
-        console: receives progress and tables.
+        spec: the work to compare. Its ``compare`` section configures the comparison.
+        arms: the names of the arms to run, by default all.
+        console: the console for progress messages and tables.
 
     Raises:
         ConfigError: the spec of an arm or a trial is invalid. Nothing was run.
         SuperError: a run failed, or the data or the shared services are not available.
-        KeyboardInterrupt: the user interrupted.
+        KeyboardInterrupt: the user interrupted the comparison.
     """
     chosen = arms_of(spec, arms)
     device, directory = pick_device(spec.device), new_directory(spec.output, f"{spec.name}-compare")
@@ -88,7 +88,7 @@ def compare(spec: Spec, *, arms: Sequence[str] | None = None, console: Console) 
 
 
 def publish(report: Comparison, console: Console) -> None:
-    """Write a comparison's files into its directory, and print it."""
+    """Write a comparison's files to its directory, and print the comparison."""
     directory = Path(report.directory)
     report.write(directory)
     write_whole(comparison_page(report), directory / PAGE_NAME)
@@ -131,7 +131,7 @@ def _run_round(turn: Round, arm: Arm, folder: Path) -> RoundMeasured:
         if services is not None:
             with contextlib.suppress(psutil.NoSuchProcess):  # a restarted coordinator
                 used = services.processes.read()
-    cpu_s = _children_cpu_s() - before_s  # all have exited, shared services included
+    cpu_s = _children_cpu_s() - before_s  # all have exited, including shared services
     places = [_run_in(run.output.parent) for run in runs]
     return RoundMeasured(
         runs=tuple(map(read_run, places)),
@@ -157,13 +157,13 @@ def _run_of(
 
 
 def _run_in(place: Path) -> Path:
-    """Return the latest run in ``place`` or, if there is none, ``place`` itself, which then fails to read."""
+    """Return the latest run in ``place``. Without one, return ``place`` itself, which `read_run` rejects."""
     directories = sorted(entry for entry in place.iterdir() if (entry / "report.json").is_file())
     return directories[-1] if directories else place
 
 
 def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
-    # Prefer a run that failed by itself to those ended because of it.
+    # Prefer the run that failed on its own to those that were ended because of it.
     failed = min((run for run in runs if run.code), key=lambda run: run.was_ended)
     code = failed.code or 0
     ending = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -172,7 +172,7 @@ def _failure(runs: Sequence[RunProcess], folder: Path) -> str:
 
 
 def _children_cpu_s() -> float:
-    """Return the CPU seconds of all children waited for, and of their descendants."""
+    """Return the CPU seconds used by all child processes that have exited, and by their descendants."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -184,7 +184,7 @@ class _Services(NamedTuple):
 
 @contextlib.contextmanager
 def _shared_services() -> Iterator[_Services]:
-    """Run a round's services, started cold, for the duration of the block."""
+    """Start cold services for a round's trials to share, and release them when the block exits."""
     from superdl.sampler.embedded.embedded import Embedded  # imports torch
     from superdl.sampler.embedded.settings import EmbeddedSettings
 

@@ -34,7 +34,7 @@ _MACHINE = ("cpu", "platform", "usable_cpus", "device", "device_name", "python")
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the table and the conclusions."""
+    """Print a comparison's table and conclusions."""
     if comparison.rounds:
         title = f"{comparison.name}: median of the repeats, with the range below it"
         heads, rows, _ = _side_by_side(comparison, "\n")
@@ -49,7 +49,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def comparison_page(comparison: Comparison) -> str:
-    """Return a comparison's page as HTML."""
+    """Render a comparison as an HTML page."""
     machine = {name: value for name in _MACHINE if (value := comparison.environment.get(name))}
     heads, rows, best = _side_by_side(comparison, " [", "]")
     return render(
@@ -72,7 +72,7 @@ def comparison_page(comparison: Comparison) -> str:
 def _side_by_side(
     comparison: Comparison, between: str, end: str = ""
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[int | None]]:
-    """Return heads and rows of all figures by arm, and the winner's column of each row."""
+    """Return the column heads, a row for each figure, and the winner's column in each row."""
     names = [arm.name for arm in comparison.arms]
     rows: list[tuple[str, ...]] = []
     columns: list[int | None] = []
@@ -89,7 +89,7 @@ def _side_by_side(
 
 
 def spread_cell(spread: Spread | None, between: str, end: str = "") -> str:
-    """Format the median and, if values differ, the range."""
+    """Format the median, followed by the range if the values differ."""
     if spread is None:
         return ABSENT
     if spread.least == spread.most:

@@ -1,4 +1,4 @@
-"""The loaders that a spec can select, all with the same interface, files and seed."""
+"""The loaders that a spec can select. All share an interface and read the same files with the same seed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ LOADERS: Mapping[str, Callable[[LoaderRequest], Loader]] = {
 
 
 def open_loader(request: LoaderRequest) -> Loader:
-    """Open one split with the requested loader. ``webdataset`` reads validation images as ``torch`` does.
+    """Open one split with the requested loader. ``torch`` also reads validation images for ``webdataset``.
 
     Raises:
-        ConfigError: the loader does not support this source, or several ranks.
+        ConfigError: the loader does not support this source or multiple ranks.
         SourceError: the source cannot be listed or read.
     """
     kind = request.loader.kind

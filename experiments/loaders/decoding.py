@@ -1,4 +1,4 @@
-"""Loaders whose workers decode a source's original files. ``torch`` is the baseline for SUPER."""
+"""Loaders that decode a source's original files in workers. ``torch`` is the baseline for SUPER."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _CHANNELS = 3
 
 
 class Decode:
-    """Decode the raw samples of a batch and stack them: a picklable collate function.
+    """A picklable collate function that decodes the raw samples of a batch and stacks them.
 
-    A raw sample is a mapping with the sample's ``index``, the bytes of its ``image`` and, optionally,
+    A raw sample is a mapping with the sample's ``index``, the bytes of its ``image``, and optionally
     ``fetch_s``, the fetch time in seconds.
 
     Args:
-        samples: the samples that indices refer to. Their ids seed random steps.
+        samples: the samples that the indices refer to. Their ids seed random steps.
         skips_bad: skip images that cannot be decoded instead of raising BadSampleError.
 
     Raises:
         RecipeError: ``recipe.steps`` is invalid.
-        ConfigError: a custom step may not be imported here.
+        ConfigError: this process may not import a custom step.
     """
 
     def __init__(self, samples: Samples, recipe: RecipeSpec, *, skips_bad: bool = False) -> None:
@@ -66,7 +66,7 @@ class Decode:
 
         Raises:
             BadSampleError: an image cannot be decoded.
-            ConfigError: the images have different sizes, are not uint8 RGB, or are several arrays.
+            ConfigError: the images differ in size, are not uint8 RGB, or consist of several arrays.
         """
         start_s = time.perf_counter()
         decode = self._decoder()
@@ -121,7 +121,7 @@ class Decode:
             raise BadSampleError(
                 f"cannot decode {self.samples.bucket}/{key}: {type(error).__name__}: {error}"
             ) from error
-        pixels = np.asarray(decoded)  # several arrays become an object
+        pixels = np.asarray(decoded)  # several arrays become an object array
         if pixels.dtype != np.uint8 or pixels.ndim != _CHANNELS or pixels.shape[2] != _CHANNELS:
             raise ConfigError(
                 f"recipe.steps produce {pixels.dtype} of shape {pixels.shape}, but a model needs one uint8 "
@@ -131,7 +131,7 @@ class Decode:
 
 
 def stack(pixels: Sequence[Pixels], labels: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Stack images with a single copy into a channels_last tensor, and return it with the labels.
+    """Stack images into a channels_last tensor with a single copy. Return it with a tensor of the labels.
 
     Raises:
         ConfigError: the images differ in height or width.
@@ -156,7 +156,7 @@ def stack(pixels: Sequence[Pixels], labels: Sequence[int]) -> tuple[Tensor, Tens
 
 
 class SourceFiles(Dataset[dict[str, Any]]):
-    """The files of a source as raw samples, for `Decode`."""
+    """A dataset of a source's files, as raw samples for `Decode`."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -176,7 +176,7 @@ class SourceFiles(Dataset[dict[str, Any]]):
 
 @contextmanager
 def starting_workers() -> Iterator[None]:
-    """Block SIGTERM in this thread and in workers started meanwhile, but not in other threads."""
+    """Block SIGTERM in this thread, and thus in workers that it starts, but not in other threads."""
     # Schedulers send SIGTERM to the whole process group, but a run needs its workers for the
     # last step and checkpoint.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -201,17 +201,17 @@ def end_workers(batches: Any) -> None:
 
 
 class DecodingLoader:
-    """A DataLoader whose workers decode, with counters like a job's. Each iteration is an epoch.
+    """A DataLoader whose workers decode images, with the counters of a job. Each iteration is an epoch.
 
-    It cannot seek: a resumed epoch is read from its start, and batches before the position are dropped.
+    It cannot seek. A resumed epoch is read from its start, and batches before the position are dropped.
 
     Args:
-        batches: an iterable that yields one rank's ``length`` batches each time.
-        decode: the collate function of these batches.
-        settings: options for the report, named as in the loader's documentation.
-        choose_epoch: a function that sets the order of the next iteration. Without one, the loader cannot
-            repeat an order and refuses to resume within an epoch.
-        pads: whether this rank's last sample only makes it as long as the other ranks.
+        batches: an iterable that yields one rank's ``length`` batches on each iteration.
+        decode: the collate function that creates these batches.
+        settings: the options to report, named as in the loader's documentation.
+        choose_epoch: a function that is called with each epoch to set its order. Without it, the loader
+            cannot repeat an order and refuses to resume within an epoch.
+        pads: whether this rank's last sample is padding that makes it as long as the other ranks.
         requests: the number of billed bucket requests per sample.
     """
 
@@ -242,11 +242,11 @@ class DecodingLoader:
         self.resumes_within_epochs = choose_epoch is not None
 
     def __len__(self) -> int:
-        """Return the number of batches in an epoch, or 0 if closed."""
+        """Return the number of batches in an epoch, or 0 if the loader is closed."""
         return 0 if self._batches is None else self._length
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the next epoch. A batch position loaded for that epoch is kept."""
+        """Set the epoch of the next iteration. A batch position loaded for that epoch is kept."""
         if epoch != self._epoch:
             self._epoch, self._batch = epoch, 0
 
@@ -259,7 +259,7 @@ class DecodingLoader:
         return {**self._facts(), "epoch": epoch, "batch": batch + batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next iteration at a position from any rank's loader, or raise ConfigError."""
+        """Make the next iteration start at a position saved by any rank's loader. Raises ConfigError."""
         for name, value in self._facts().items():
             if state.get(name) != value:
                 raise ConfigError(

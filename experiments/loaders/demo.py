@@ -1,6 +1,6 @@
 """``superdl demo``: compare SUPER with a DataLoader and Pillow on this machine, without training.
 
-Each loader reads in its own process, ``python -m superdl.experiments.loaders.demo TASK``.
+Each loader runs in its own process, ``python -m superdl.experiments.loaders.demo TASK``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BATCH_SIZE = 64
 _RESIZE, _CROP = 256, 224
 _BAR_WIDTH = 44  # of the longest bar, in characters
 _ERROR_LINES = 20
-# The epochs of each process.
+# The epochs measured for each loader.
 _COLUMNS = ("first epoch", "second epoch", "fresh process")
 _LINES = """\
 from superdl import Recipe, SuperDataset, SuperLoader
@@ -70,7 +70,7 @@ for epoch in range(3):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Epochs of evenly spaced images from a directory of class folders."""
+    """A measurement of ``loader`` over epochs of evenly spaced images in a directory of class folders."""
 
     loader: str
     directory: str
@@ -81,7 +81,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Images read and decoded, wall time, and CPU time of all processes."""
+    """An epoch's counts of images read and decoded, its wall time, and the CPU time of all processes."""
 
     images: int
     decodes: int
@@ -90,12 +90,12 @@ class Epoch:
 
 
 def demo(named: str | None, images: int | None, console: Console) -> dict[str, Any]:
-    """Measure both loaders, print the results, and return them for JSON.
+    """Measure both loaders, print the results, and return them as plain values for JSON.
 
     Args:
-        named: a directory of class folders; by default drawn images in ``data/demo``.
-        images: the maximum number of images to read, evenly spaced; by default 1,500.
-        console: receives all output.
+        named: a directory of class folders, by default generated images in ``data/demo``.
+        images: the maximum number of images to read, evenly spaced, by default up to 1,500.
+        console: the console for all output.
 
     Raises:
         SuperError: the images cannot be read, or a process failed.
@@ -143,7 +143,7 @@ def demo(named: str | None, images: int | None, console: Console) -> dict[str, A
 
 
 def script_lines(directory: str, *, skips_bad: bool = False) -> str:
-    """Return a script that reads images as SUPER does in the demo."""
+    """Return a script that reads ``directory`` with SUPER, as in the demo."""
     quoted = json.dumps(directory, ensure_ascii=False)
     policy = '    on_bad_sample="skip",\n' if skips_bad else ""
     return _LINES.format(directory=quoted, resize=_RESIZE, crop=_CROP, batch_size=_BATCH_SIZE, policy=policy)
@@ -183,7 +183,7 @@ def _listed(directory: Path) -> Samples:
 
 
 def _affordable(samples: Samples) -> int:
-    """Return how many images can be decoded in time, by decoding a few."""
+    """Estimate how many images the demo has time to decode, by decoding a few."""
     probed = _chosen(len(samples), _PROBED)
     began_s = time.perf_counter()
     for index in probed:
@@ -194,7 +194,7 @@ def _affordable(samples: Samples) -> int:
 
 
 def _chosen(total: int, images: int) -> list[int]:
-    """Return the indices of evenly spaced images, at most ``total``."""
+    """Return the indices of evenly spaced images, or of all ``total`` if there are fewer."""
     count = min(total, images)
     return [place * total // count for place in range(count)]
 
@@ -223,7 +223,7 @@ def _plot_rates(epochs: Mapping[str, Sequence[Epoch]], print_line: Callable[[str
 
 
 def _measured(task: Task, store: str) -> list[Epoch]:
-    """Run a task in a fresh process, which ends its services."""
+    """Run a task in a fresh process, which stops its services before it exits."""
     # Do not measure the user's own coordinator, cache or store.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SUPER_")}
     command = [sys.executable, "-P", "-m", "superdl.experiments.loaders.demo", json.dumps(asdict(task))]
@@ -260,7 +260,7 @@ def _open_super(task: Task) -> Any:
 
 
 def measure(task: Task) -> list[Epoch]:
-    """Read a task's epochs in this process, which must be fresh."""
+    """Measure a task's epochs in this process, which must be fresh."""
     processes = ProcessGroups()
 
     def used_s() -> float:
@@ -281,7 +281,7 @@ def measure(task: Task) -> list[Epoch]:
 
 
 def main() -> None:
-    """Measure the task from the command line, print its epochs, and end its services."""
+    """Measure the task given on the command line, print its epochs, and stop its services."""
     try:
         epochs = [asdict(epoch) for epoch in measure(Task(**json.loads(sys.argv[1])))]
     except SuperError as error:

@@ -1,4 +1,4 @@
-"""Loader arguments, batches and their metrics, and a source's samples as listed by SUPER."""
+"""Loader arguments, batches and their metrics, and a source's samples as SUPER lists them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMetrics:
-    """Metrics of a batch that a worker decoded without a cache."""
+    """Metrics of a batch decoded by a worker, without a cache."""
 
     batch_id: bytes  # identifies the samples and their order
     # Seconds are sums over the samples.
@@ -37,7 +37,7 @@ class WorkerMetrics:
     read_s: float = 0.0
     hits: int = 0
     misses: int = 0
-    # True for samples that only make ranks equally long. None: there are none.
+    # True for samples that only pad ranks to equal length. None means that there are none.
     padding: NDArray[np.bool_] | None = None
 
 
@@ -49,12 +49,12 @@ Batch: TypeAlias = "tuple[Tensor, Tensor, BatchMetrics]"
 
 @dataclass(frozen=True, slots=True)
 class LoaderRequest:
-    """The arguments of a loader that yields ``rank``'s share of each epoch."""
+    """The arguments for opening a loader, which yields ``rank``'s share of each epoch."""
 
     source: Source
     recipe: RecipeSpec
     loader: LoaderSpec
-    training: bool  # shuffle by the seed, else read in key order
+    training: bool  # shuffle with the seed; otherwise, read in key order
     seed: int
     pin_memory: bool
     rank: int = 0  # the batch size is per rank
@@ -64,7 +64,7 @@ class LoaderRequest:
     print_line: Callable[[str], object] = lambda _: None
 
     def worker_options(self) -> dict[str, Any]:
-        """Return the DataLoader's options. The report lists them as settings."""
+        """Return the DataLoader's options, which the report lists as settings."""
         return {
             "num_workers": self.loader.num_workers,
             "persistent_workers": self.loader.num_workers > 0,
@@ -77,7 +77,7 @@ Pixels: TypeAlias = "npt.NDArray[np.uint8]"  # of shape (height, width, 3)
 
 @dataclass
 class Samples:
-    """A source's samples in key order. Can be pickled."""
+    """The samples of a source, in key order. Instances can be pickled."""
 
     # s3://name with full keys, or file:// and the directory's real path with relative keys.
     bucket: str
@@ -112,11 +112,11 @@ class Samples:
 
 
 def list_samples(source: Source, kind: str) -> Samples:
-    """List a source by its class folders or key list, for loader ``kind``.
+    """List a source's samples by its class folders or key list, for loader ``kind``.
 
     Raises:
         SourceError: the source cannot be listed; see `coordinator.catalog.lister.list_source`.
-        ConfigError: the key list's labels are not class names, or it lists members of objects.
+        ConfigError: the key list has labels other than class names, or lists members of objects.
     """
     from superdl.coordinator.catalog.lister import list_source
 
@@ -144,7 +144,7 @@ def list_samples(source: Source, kind: str) -> Samples:
 
 
 def decode_image(content: bytes | memoryview, *, resize: int, crop: int) -> Pixels:
-    """Decode a file to upright RGB of shape (crop, crop, 3), resizing the shorter side first."""
+    """Decode a file to upright RGB, resize its shorter side, and crop it to shape (crop, crop, 3)."""
     # Written as a torch user would, without SUPER's own code, to reveal bugs there.
     with Image.open(io.BytesIO(content)) as opened:
         image = ImageOps.exif_transpose(opened).convert("RGB")

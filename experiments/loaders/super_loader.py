@@ -1,4 +1,4 @@
-"""SUPER itself, through its public names only, as in a user's script."""
+"""SUPER as a loader, used only through its public API, as in a user's script."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def open_super(request: LoaderRequest) -> SuperReader:
-    """Open a split through the spec's coordinator, or the default one."""
+    """Open a split with a DataLoader, through the spec's coordinator or the default one."""
     dataset, sampler = _open(request)
     batches = DataLoader(dataset, batch_size=None, sampler=sampler, **request.worker_options())
     return SuperReader(dataset, sampler, batches, {"batch_size": None, **request.worker_options()})
 
 
 def open_super_threads(request: LoaderRequest) -> SuperReader:
-    """Open a split that threads of this process read. ``num_workers`` is ignored."""
+    """Open a split with a SuperLoader, which reads it in threads. ``num_workers`` is ignored."""
     from superdl.super_dataset import SuperLoader
 
     dataset, sampler = _open(request)
@@ -82,7 +82,7 @@ def _open(request: LoaderRequest) -> tuple[SuperDataset, SuperSampler]:
 
 
 class SuperReader:
-    """A dataset, its sampler and the loader over both, with the interface of `DecodingLoader`."""
+    """A SUPER dataset with its sampler and loader, behind the interface of `DecodingLoader`."""
 
     resumes_within_epochs = True
 
@@ -105,12 +105,12 @@ class SuperReader:
 
     @property
     def bad_samples(self) -> Sequence[Any]:
-        """The skipped or replaced samples."""
+        """The bad samples that were skipped or replaced."""
         return self._dataset.bad_samples
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of keys, versions (for files, sizes and times), labels and classes."""
+        """The fingerprint of the keys, versions (sizes and times for files), labels and classes."""
         return str(self._sampler.state_dict()["fingerprint"])
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""WebDataset over tars of a source's unchanged training files, set up as its documentation shows."""
+"""WebDataset, set up as in its documentation, for tars of a source's unmodified training files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from superdl.experiments.loaders.samples import LoaderRequest, Samples
 
 _PACKING_SEED = 0  # independent of the seed of a run
-_VERSION = 2  # raised whenever tars are written differently
-_MIN_TARS = 48  # many numbers of workers divide it
+_VERSION = 2  # incremented whenever tars are written differently
+_MIN_TARS = 48  # divisible by many worker counts
 _MAX_TAR_SAMPLES = 10_000  # about a gigabyte of photos
 _SHARD_SHUFFLE, _SAMPLE_SHUFFLE = 100, 1000
 
 
 def open_webdataset(request: LoaderRequest) -> DecodingLoader:
-    """Open the tars in shuffled order, split across the workers, with a shuffle buffer.
+    """Open a split's tars with WebDataset: shuffled, split across workers, and with a shuffle buffer.
 
-    The tars are written once, to a directory in ``request.converted``.
+    The tars are written once, to a subdirectory of ``request.converted``.
 
     Raises:
         ConfigError: webdataset is not installed, or the tars cannot be written.
@@ -104,7 +104,7 @@ def _bounds(samples: int, shards: int) -> list[tuple[int, int]]:
 
 
 def shuffled(tars: Sequence[str], seed: int) -> Any:
-    """Read training samples from shuffled tars, split across workers, through a shuffle buffer."""
+    """Return a pipeline that reads shuffled tars, split across workers, through a shuffle buffer."""
     import webdataset
 
     # The other shuffles are seeded by the clock, or repeat one order in every epoch.

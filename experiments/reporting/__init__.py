@@ -1,4 +1,4 @@
-"""Pages of figures with tables and plots, each a single HTML file that works offline and in print."""
+"""HTML pages with tables and plots. Each page is a single file that works offline and in print."""
 
 from __future__ import annotations
 

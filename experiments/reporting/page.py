@@ -26,7 +26,7 @@ ABSENT = "-"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format with separators and ``digits`` significant digits, or more if the integer part has more."""
+    """Format with separators and ``digits`` significant digits, but keep all digits of the integer part."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if value == 0:
@@ -36,7 +36,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Format a duration: 85.0 ms, 1.25 s, 12 min 3 s, 2 h 5 min."""
+    """Format a duration in seconds, such as 85.0 ms, 1.25 s, 12 min 3 s or 2 h 5 min."""
     if value is None or not math.isfinite(value):
         return ABSENT
     if 0 < abs(value) < 1:
@@ -50,7 +50,7 @@ def seconds(value: float | None) -> str:
 
 
 def moment(timestamp: str) -> str:
-    """Format an ISO timestamp: 2026-12-01 15:47:26 UTC."""
+    """Format an ISO timestamp for display, such as 2026-12-01 15:47:26 UTC."""
     return timestamp.replace("T", " ").replace("+00:00", " UTC")
 
 
@@ -70,7 +70,7 @@ def percent(value: float | None) -> str:
 
 
 def usd(value: float | None) -> str:
-    """Format US dollars: $0.00, $0.526, $1,250."""
+    """Format an amount in US dollars, such as $0.00, $0.526 or $1,250."""
     return ABSENT if value is None else f"${number(value) if value else '0.00'}"
 
 
@@ -91,7 +91,7 @@ class Table(NamedTuple):
 
     @property
     def text_columns(self) -> set[int]:
-        """The columns of text, which is aligned left. Numbers are aligned right."""
+        """The indices of text columns, which are left-aligned. All other columns are right-aligned."""
         return {
             at
             for at in range(len(self.heads))
@@ -121,10 +121,10 @@ def render(template: str, **values: Any) -> str:
 
 
 def cell_text(cell: Cell) -> str:
-    """Format a cell of a table."""
+    """Format a table cell."""
     if isinstance(cell, str):
         return cell
-    # Integers are counts, of which all digits matter.
+    # Integers are counts, so show all digits.
     return f"{cell:,}" if isinstance(cell, int) else number(cell)
 
 
@@ -136,7 +136,7 @@ _ROW_IN = 3.0
 _NAME_WIDTH = 24
 _MAX_MARKERS = 25  # on a line
 _SETTINGS: dict[str, Any] = {
-    "svg.fonttype": "path",  # letters as shapes, which need no font
+    "svg.fonttype": "path",  # draw letters as shapes, which need no font
     "svg.hashsalt": "superdl",
     "text.parse_math": False,
     "font.size": 9.0,
@@ -156,7 +156,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 class Plot(NamedTuple):
-    """An image for a page, as a data URL, with its caption."""
+    """An image for a page, as a data URL, and its caption."""
 
     caption: str
     image: str
@@ -177,7 +177,7 @@ def plots_missing() -> str | None:
 def plot_of(
     caption: str, drawings: Sequence[Drawing], *, columns: int = 1, row_in: float = _ROW_IN
 ) -> Plot | None:
-    """Draw charts in ``columns``, in rows of ``row_in`` inches. Return None without charts or matplotlib."""
+    """Draw charts in a grid with ``row_in``-inch rows. Return None without charts or without matplotlib."""
     if not drawings or plots_missing() is not None:
         return None
     import matplotlib.style
@@ -196,7 +196,7 @@ def plot_of(
             draw(axes)
             if len(axes.get_legend_handles_labels()[1]) > 1:
                 axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=max(1, 4 // columns))
-        # Without a date, equal data gives equal bytes.
+        # Without a date, the same data gives the same bytes.
         undated = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=undated, transparent=True)
     return Plot(caption, "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode())
@@ -205,7 +205,7 @@ def plot_of(
 def draw_bars(
     axes: Axes, *, title: str, label: str, bars: Mapping[str, float | None], spread: Sequence[Values] = ()
 ) -> None:
-    """Draw named horizontal bars. ``spread`` has the lengths of error bars below and above each value."""
+    """Draw named horizontal bars. ``spread`` gives the error bars' lengths below and above each value."""
     lengths = [value or 0.0 for value in bars.values()]
     errors = [[value or 0.0 for value in side] for side in spread] or None
     drawn = axes.barh(range(len(bars)), lengths, 0.7, xerr=errors, capsize=4, color=_BAR_COLOUR)
@@ -227,7 +227,7 @@ def draw_lines(
     lines: Mapping[str, tuple[Sequence[float], Values]],
     top: float | None = None,
 ) -> None:
-    """Draw named lines of (xs, values). The y axis ends at ``top``, by default the largest value."""
+    """Draw named lines of (xs, values). The y axis ends at ``top`` or, by default, at the largest value."""
     for name, (xs, values) in lines.items():
         # NaN leaves a gap in the line.
         ys = [float("nan") if value is None else value for value in values]

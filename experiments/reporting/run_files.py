@@ -1,4 +1,4 @@
-"""Read the report of a run, complete or not."""
+"""Read a run's report, even if the run is not complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPORT_FORMAT = 4
 
 
 class Pass(NamedTuple):
-    """Metrics of one pass over a split, with the keys of `experiments.records.PassSummary`."""
+    """Metrics of one pass over a split, keyed by the fields of `experiments.records.PassSummary`."""
 
     epoch: int
     split: str
@@ -26,17 +26,17 @@ class Pass(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name in tables, where epochs count from 1."""
+        """The pass's name in tables, where epochs are counted from 1."""
         return f"{self.epoch + 1} {self.split}"
 
     @property
     def job(self) -> dict[str, Any]:
-        """The job's counters for this pass, or empty if they were not reported."""
+        """The job's counters for this pass, or an empty mapping if they were not reported."""
         return self.metrics["job"] or {}
 
     @property
     def stalls(self) -> dict[str, float]:
-        """Seconds of waiting by cause (see `super_wire.stall_causes`), or empty if none was reported."""
+        """Seconds waited for each cause in `super_wire.stall_causes`. Empty if none were reported."""
         waits: dict[str, float] = {}
         for cause, total in ((self.metrics["stalls"] or {}).get("causes") or {}).items():
             waits[wait_for(cause)] = waits.get(wait_for(cause), 0.0) + float(total["wait_s"])
@@ -45,14 +45,14 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """A run as reported. ``facts`` is the content of ``report.json``."""
+    """A run as read from its report. ``facts`` is the content of ``report.json``."""
 
     directory: Path
     facts: dict[str, Any]
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        """All passes of the report's epochs, in order."""
+        """All passes in the report, in order."""
         return tuple(
             Pass(epoch["epoch"], split, epoch[split])
             for epoch in self.facts["epochs"]
@@ -61,7 +61,7 @@ class RunFiles:
         )
 
     def passes_after(self, epochs: int) -> list[Pass]:
-        """Return the passes after the first ``epochs`` epochs of the report."""
+        """Return the passes after the report's first ``epochs`` epochs."""
         first = {epoch_pass.epoch for epoch_pass in self.trained[:epochs]}
         return [epoch_pass for epoch_pass in self.passes if epoch_pass.epoch not in first]
 
@@ -77,7 +77,7 @@ class RunFiles:
 
     @property
     def phases(self) -> list[dict[str, Any]]:
-        """Resource use in the start phase and in each pass, or empty if it was not monitored."""
+        """Resource use in the start phase and in each pass, or an empty list if it was not monitored."""
         return list((self.facts["utilization"] or {}).get("phases") or ())
 
     @property
@@ -92,7 +92,7 @@ class RunFiles:
 
     @property
     def setup(self) -> set[str] | None:
-        """The setup that a remedy must fit, as for `Wait.remedy`, or None if a coordinator decided it."""
+        """The run's setup, to pass to `Wait.remedy`, or None if a coordinator determined it."""
         executors = {name.strip() for name in (self.facts["executor"] or "").split(",")} - {""}
         if not executors <= EXECUTORS.keys():
             return None
@@ -108,7 +108,7 @@ class RunFiles:
 
 
 def read_run(directory: Path) -> RunFiles:
-    """Read the report of the run in a directory.
+    """Read a run's report from the run's directory.
 
     Raises:
         ConfigError: the directory contains no run, or a report that this version cannot read.
@@ -125,7 +125,7 @@ def read_run(directory: Path) -> RunFiles:
 
 
 def read_format(path: Path, expected: int) -> dict[str, Any]:
-    """Read a JSON file that states its format."""
+    """Read a JSON file, and check that its format is ``expected``."""
     try:
         content = read_json(path)
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""A run's page, ``report.html``, rendered from its files, also for a killed run."""
+"""Render a run's page, ``report.html``, from the run's files, even if the run was killed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _PERCENT_TOP = 102.0  # a line at 100% stays fully visible
 
 
 def write_run_page(directory: Path) -> Path:
-    """Write a run's page into its directory, and return its path."""
+    """Write a run's page to the run's directory, and return the page's path."""
     path = directory / PAGE_NAME
     write_whole(run_page(read_run(directory)), path)
     return path
 
 
 def run_page(run: RunFiles) -> str:
-    """Return a run's page as HTML."""
+    """Render a run as an HTML page."""
     facts, loader = run.facts, run.facts["spec"]["loader"]["kind"]
     environment = facts["environment"]
     summary = {
@@ -96,7 +96,7 @@ def _learning(run: RunFiles) -> Plot | None:
 
 
 def _over_steps(run: RunFiles, name: str, factor: float = 1.0) -> tuple[list[float], list[float | None]]:
-    """Return a metric of training steps over the epochs done, thinned out to at most ``_MAX_POINTS``."""
+    """Return the x and y values of a training metric's curve, thinned out to at most ``_MAX_POINTS``."""
     points = run.facts["learning"]
     points = points[:: -(-len(points) // _MAX_POINTS) or 1]
     return [point["epochs_done"] for point in points], [times(point[name], factor) for point in points]

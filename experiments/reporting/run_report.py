@@ -1,4 +1,4 @@
-"""A run's report: as a table, as sentences by fixed rules, and as JSON."""
+"""A run's report as a table, as sentences derived by fixed rules, and as JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tile(NamedTuple):
 
 
 def tiles(run: RunFiles) -> list[Tile]:
-    """Return tiles for throughput, waiting and cost, if known."""
+    """Return tiles for throughput, waiting and cost. Unknown values are omitted."""
     bill, first, later = run.facts["bill"], run.trained[:1], run.trained[1:]
     run_tiles = []
     if first:
@@ -119,7 +119,7 @@ def _waiting_share(passes: Sequence[Pass]) -> float:
 
 
 def _main_cause(passes: Sequence[Pass]) -> tuple[str, float] | None:
-    """Return the main cause of waiting and its seconds, or None if waiting is negligible."""
+    """Return the main cause of waiting and the seconds waited, or None if waiting is negligible."""
     waits: Counter[str] = Counter()
     for epoch_pass in passes:
         waits.update(epoch_pass.stalls)
@@ -154,7 +154,7 @@ def _about_cost(bill: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LearningPoint:
-    """Mean loss and accuracy of a group of training steps that ends after ``epochs_done`` epochs."""
+    """Mean loss and accuracy of several training steps. The last step ends after ``epochs_done`` epochs."""
 
     epochs_done: float
     loss: float
@@ -171,7 +171,7 @@ class HostUsage:
 
 
 def host_usages(before: Iterable[WorkerUse], after: Iterable[WorkerUse]) -> tuple[HostUsage, ...]:
-    """Return each remote worker's CPU use between two readings. A restarted worker counts from zero."""
+    """Return each remote worker's CPU time between two readings. A restarted worker counts from zero."""
     cpu_before = {worker.name: worker.cpu_s for worker in before}
     usages = []
     for worker in after:
@@ -183,7 +183,7 @@ def host_usages(before: Iterable[WorkerUse], after: Iterable[WorkerUse]) -> tupl
 
 @dataclass(slots=True)
 class RunReport:
-    """The content of a run's report, collected while it runs. docs/runs.md describes the fields."""
+    """The content of a run's report, collected during the run. docs/runs.md describes the fields."""
 
     name: str
     started_at: str
@@ -213,7 +213,7 @@ class RunReport:
 
     @property
     def validation(self) -> PassSummary | None:
-        """The last validation, or None if there was none."""
+        """The last validation pass, or None if there was none."""
         return next((epoch.val for epoch in reversed(self.epochs) if epoch.val is not None), None)
 
     @property
@@ -231,7 +231,7 @@ class RunReport:
 
     @property
     def images_per_s(self) -> float | None:
-        """Training images per second over all epochs, without validation."""
+        """Training images per second over all epochs, excluding validation."""
         wall_s = sum(epoch.train.wall_s for epoch in self.epochs)
         return sum(epoch.train.samples for epoch in self.epochs) / wall_s if wall_s > 0 else None
 
@@ -256,7 +256,7 @@ class RunReport:
 
 
 def print_report(report: RunReport, console: Console) -> None:
-    """Print the passes as a table, followed by the findings of the page."""
+    """Print a table of the passes, followed by the page's findings."""
     run = RunFiles(Path(report.directory), report.to_mapping())
     passes = passes_table(run)
     if passes is not None:

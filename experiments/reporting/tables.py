@@ -76,12 +76,12 @@ _TIME: dict[str, _Value] = {
 
 
 def passes_table(run: RunFiles) -> Table | None:
-    """Return the table of all passes, or None if there are none."""
+    """Return a table of all passes, or None if there are no passes."""
     return _by_pass("Passes over the data", run.passes, _PASSES)
 
 
 def _by_pass(caption: str, passes: Sequence[Pass], values: Mapping[str, _Value]) -> Table | None:
-    """Build a table with a row for each pass, without empty columns. Return None without passes."""
+    """Build a table with a row for each pass, omitting empty columns. Return None if there are no passes."""
     columns = {head: [value(epoch_pass) for epoch_pass in passes] for head, value in values.items()}
     columns = {head: cells for head, cells in columns.items() if any(cell is not None for cell in cells)}
     names = [epoch_pass.name for epoch_pass in passes]
