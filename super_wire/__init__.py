@@ -1,4 +1,4 @@
-"""SUPER's wire format: all that crosses a process boundary. Never imports torch or siblings."""
+"""SUPER's wire format: everything that crosses a process boundary. It imports neither torch nor siblings."""
 
 from __future__ import annotations
 

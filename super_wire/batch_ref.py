@@ -1,4 +1,4 @@
-"""``BatchRef``: all that a reader needs to turn a planned batch into tensors."""
+"""``BatchRef``: everything that a reader needs to turn a planned batch into tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Locations of a batch's records in a store's packs, one little-endian number per sample and column."""
+    """The locations of a batch's records in packs, as columns with one little-endian number per sample."""
 
     packs: tuple[str, ...]  # pack names
     pack_of: bytes  # uint32, the pack's number in packs from 1, or 0 if the record is in none
@@ -32,7 +32,7 @@ class Places:
 
     @classmethod
     def of_page(cls, packs: Sequence[str], pack_of: bytes, offsets: bytes, lengths: bytes) -> Places:
-        """Return the locations of one batch of a page. ``pack_of`` refers to the page's ``packs``."""
+        """Return the locations for one of a page's batches. ``pack_of`` refers to the page's ``packs``."""
         numbers, own = np.unique(np.frombuffer(pack_of, dtype="<u4"), return_inverse=True)
         if numbers[-1] > len(packs):
             raise ValueError(f"a location refers to pack {numbers[-1]}, but the page lists {len(packs)}")
@@ -63,7 +63,7 @@ class BatchRef:
     store: str = ""  # the store's directory, if the trainer can access it
     places: Places | None = None  # locations of the batch's records in the store
     seed: int = 0  # the sampler's seed, the default for transforms
-    # How often the epoch drew each sample before, as little-endian uint32. Empty if all are 0.
+    # How often the epoch has already drawn each sample, as little-endian uint32. Empty if all are 0.
     repetitions: bytes = b""
     alone: bool = False  # whether no other rank or dataset of a mix contributes to this step
 
@@ -74,18 +74,18 @@ class BatchRef:
     def label_array(self) -> Labels:
         """Return the labels as a read-only array of shape (samples, ...).
 
-        Labels with lists of varying length are ``RaggedLabels``.
+        Labels that contain lists of varying length are returned as ``RaggedLabels``.
         """
         return unpack_labels(self.labels, self.label_dtype, len(self))
 
     def padding_mask(self) -> NDArray[np.bool_]:
-        """Return a mask of shape (samples,), ``True`` for padding."""
+        """Return a boolean mask of shape (samples,) that is ``True`` for padding."""
         if not self.padding:
             return np.zeros(len(self), dtype=np.bool_)
         return np.frombuffer(self.padding, dtype=np.bool_)
 
     def name_of(self, offset: int) -> str:
-        """Return a sample's key. If it is unknown, return the id and the command that prints the key."""
+        """Return a sample's key or, if it is unknown, the id and the command that prints the key."""
         if self.keys and (key := self.keys[offset]):
             return key
         hex_id = self.sample_ids[offset * ID_BYTES : (offset + 1) * ID_BYTES].hex()
@@ -94,7 +94,7 @@ class BatchRef:
 
 @dataclass(frozen=True, slots=True)
 class MixedRef:
-    """A batch of one rank of a mix."""
+    """One rank's batch from a mix of datasets."""
 
     # The index and batch of each dataset that has samples in it.
     parts: tuple[tuple[int, BatchRef], ...]
@@ -114,7 +114,7 @@ class MixedRef:
         return sum(len(ref) for _, ref in self.parts)
 
     def __lt__(self, other: object) -> bool:
-        """Raise ``UsageError``. A ConcatDataset compares batches, because it expects sample numbers."""
+        """Raise ``UsageError``. Only a ConcatDataset compares batches, mistaking them for sample indices."""
         raise UsageError(
             "a ConcatDataset reads single samples, but the sampler of a mix yields whole batches: pass the "
             "SuperMix itself to the DataLoader, or use SuperLoader"
@@ -123,7 +123,7 @@ class MixedRef:
 
 @dataclass(frozen=True, slots=True)
 class DatasetBinding:
-    """The properties of a dataset after its source has been listed."""
+    """The properties of a dataset that are known once its source has been listed."""
 
     dataset_id: bytes
     fingerprint: bytes
@@ -135,7 +135,7 @@ class DatasetBinding:
 
 
 class Bindable(Protocol):
-    """What a sampler requires of a dataset."""
+    """The interface that a sampler requires of a dataset."""
 
     # The address that samplers use by default.
     coordinator: str | None
@@ -148,7 +148,7 @@ class Bindable(Protocol):
 
     @property
     def recipe(self) -> Recipe:
-        """The processing of every sample."""
+        """The recipe that is applied to every sample."""
 
     @property
     def key_list(self) -> str | None:
@@ -156,18 +156,18 @@ class Bindable(Protocol):
 
     @property
     def naming(self) -> Naming:
-        """The naming of samples in ids."""
+        """The scheme by which ids name samples."""
 
     @property
     def given_classes(self) -> tuple[str, ...]:
-        """The class names by label. If empty, the listing determines them."""
+        """The class names, indexed by label. If empty, the listing determines them."""
 
     @property
     def reads_straight(self) -> bool:
-        """Whether to read records from the store's packs where this machine can access them."""
+        """Whether to read records directly from the store's packs if this machine can access them."""
 
     def bind(self, binding: DatasetBinding) -> None:
-        """Set the properties that the coordinator reports. May be called again with newer ones."""
+        """Set the properties that the coordinator reports. This may be called again with newer properties."""
 
     @property
     def bad_samples(self) -> tuple[Any, ...]:
@@ -177,4 +177,4 @@ class Bindable(Protocol):
         """Warn about bad samples that other processes have skipped since the last call."""
 
     def ping_cache(self, cache: str) -> None:
-        """Check the cache and the dataset's credentials for it. Raises :class:`CacheError`."""
+        """Check that the cache accepts the dataset's credentials. Raises :class:`CacheError` otherwise."""

@@ -1,4 +1,4 @@
-"""Background work of an event loop that can be stopped reliably: tasks, and blocking calls in threads."""
+"""Reliably stoppable background work for an event loop: tasks, and blocking calls in threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Value = TypeVar("_Value")
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks repeatedly until they end. Ignores their results and errors."""
+    """Cancel tasks repeatedly until they end. Their results and errors are ignored."""
     # A library may swallow a cancellation while it closes a broken connection, or as its own
     # timeout expires.
     while waiting := [task for task in tasks if not task.done()]:
@@ -32,7 +32,7 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
 class HeldTasks:
     """Tasks of one event loop, referenced until they end.
 
-    A task that fails is a bug. It is logged, and its error is passed to ``on_error``.
+    A failing task is a bug: its error is logged and passed to ``on_error``.
     """
 
     def __init__(self, owner: str, on_error: Callable[[BaseException], None] = lambda _: None) -> None:
@@ -63,7 +63,7 @@ class HeldTasks:
 
 
 class CallingThreads:
-    """Blocking calls from one event loop, each in its own thread, at most ``limit`` at a time."""
+    """Threads for an event loop's blocking calls: one per call, and at most ``limit`` at a time."""
 
     def __init__(self, limit: int, name: str) -> None:
         self._name = name
@@ -74,7 +74,7 @@ class CallingThreads:
     async def run(self, call: Callable[[], _Value]) -> _Value:
         """Return the value of ``call()``, or raise its error.
 
-        A call that is cancelled while it waits never starts. Raises ``RuntimeError`` if no thread can be
+        A call that is cancelled while it is waiting never starts. Raises ``RuntimeError`` if no thread can be
         started.
         """
         await self._free.acquire()
@@ -93,7 +93,7 @@ class CallingThreads:
         return await future
 
     def close(self, reason: Exception) -> None:
-        """Make pending, running and further calls raise ``reason``. Threads are abandoned."""
+        """Make pending, running and future calls raise ``reason``. Their threads are abandoned."""
         self._closed = reason
         for future in self._pending:
             if not future.done():

@@ -1,4 +1,4 @@
-"""A client's credentials for a coordinator, read from its own environment."""
+"""A client's credentials for a coordinator, read from the client's environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Beyond loopback, each side needs TLS and a token, unless SUPER_INSECURE is set.
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, by a loopback address or the name ``localhost``."""
+    """Return whether a host is this machine: a loopback address or the name ``localhost``."""
     if host.lower() == "localhost":
         return True
     try:
@@ -28,7 +28,7 @@ def is_loopback(host: str) -> bool:
 
 
 def insecure_in(environment: Mapping[str, str]) -> bool:
-    """Return whether ``SUPER_INSECURE`` allows plain text to other machines."""
+    """Return whether ``SUPER_INSECURE`` allows unencrypted connections to other machines."""
     text = environment.get("SUPER_INSECURE", "")
     if text.lower() not in {"", "0", "false", "1", "true"}:
         raise ConfigError(f"SUPER_INSECURE must be 1 or 0, not {text[:80]!r}")
@@ -49,7 +49,7 @@ class ClientTls:
 
     @classmethod
     def tls_in(cls, environment: Mapping[str, str]) -> dict[str, Any]:
-        """Return the fields above, read from their variables and ``SUPER_INSECURE``."""
+        """Return values for the fields above, read from their variables and ``SUPER_INSECURE``."""
         files = {name: environment.get(variable, "") for name, variable in cls.variables.items()}
         if bool(files["cert_file"]) != bool(files["key_file"]):
             pair = f"{cls.variables['cert_file']} and {cls.variables['key_file']}"
@@ -57,7 +57,7 @@ class ClientTls:
         return {**files, "insecure": insecure_in(environment)}
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return a context for TLS 1.2 or later that verifies certificate and host name."""
+        """Return a context for TLS 1.2 or later that verifies the certificate and the host name."""
         import ssl  # not needed for plain text
 
         try:
@@ -88,10 +88,10 @@ class Token(NamedTuple):
 
 
 def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
-    """Parse tokens and rights such as ``team=vision``, separated by commas or line breaks.
+    """Parse tokens with rights such as ``team=vision``. Tokens are separated by commas or line breaks.
 
-    Lines that begin with # are comments. Raises ``ConfigError``, which names the text ``origin`` and never
-    contains a token.
+    Lines that begin with # are comments. Raises ``ConfigError``, which refers to the text as ``origin`` and
+    never contains a token.
     """
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
@@ -118,7 +118,7 @@ def parse_tokens(text: str, origin: str) -> tuple[Token, ...]:
 
 
 def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
-    """Parse tokens. Besides :func:`parse_tokens`'s errors, refuses a non-empty text without a token."""
+    """Parse tokens like :func:`parse_tokens`, but refuse a non-empty text that contains no token."""
     tokens = parse_tokens(text, origin)
     if text and not tokens:
         raise ConfigError(f"{origin} is set but contains no token: set it to at least one token, or unset it")
@@ -126,7 +126,7 @@ def tokens_given(text: str, origin: str) -> tuple[Token, ...]:
 
 
 def read_tokens(path: str, origin: str, *, allow_empty: bool = False) -> tuple[Token, ...]:
-    """Read tokens from a file. Raises ``ConfigError`` if there is none, unless ``allow_empty``."""
+    """Read tokens from a file. Raises ``ConfigError`` if it contains none, unless ``allow_empty``."""
     try:
         text = Path(path).read_text("ascii")
     except (OSError, ValueError) as error:  # ValueError: UnicodeDecodeError, whose text may hold a token
@@ -182,7 +182,7 @@ class CoordinatorCredentials(ClientTls):
         return read_tokens(self.token_file, "SUPER_TOKEN_FILE")[0].token
 
     def check_suffices(self, host: str) -> None:
-        """Raise ``ConfigError`` for another machine if there is no token, unless ``insecure`` is set."""
+        """Raise ``ConfigError`` if ``host`` is remote and no token is set, unless ``insecure`` is set."""
         if host and not is_loopback(host) and not self.insecure and not self.current_token():
             raise ConfigError(
                 f"the coordinator at {host} is not on this machine, so it requires TLS and a token, but no "
@@ -191,21 +191,21 @@ class CoordinatorCredentials(ClientTls):
             )
 
     def encrypts(self, host: str) -> bool:
-        """Return whether connections to ``host`` are encrypted. It is empty for a unix socket.
+        """Return whether connections to ``host``, which is empty for a unix socket, are encrypted.
 
-        They are encrypted if a ``ca_file`` is set, and to other machines unless ``insecure``.
+        With ``ca_file``, all TCP connections are encrypted. Without it, remote ones are, unless ``insecure``.
         """
         return bool(host) and (bool(self.ca_file) or not (is_loopback(host) or self.insecure))
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return :meth:`ClientTls.tls_context` for HTTP/2."""
+        """Return the context from :meth:`ClientTls.tls_context`, configured for HTTP/2."""
         context = ClientTls.tls_context(self)
         context.set_alpn_protocols(["h2"])
         return context
 
 
 def _system_authorities() -> str:
-    """Return the path of the system's CA bundle, or an empty string. gRPC's default is its own bundle."""
+    """Return the path of the operating system's CA bundle, or an empty string. gRPC would use its own."""
     import ssl  # not needed for plain text
 
     paths = ssl.get_default_verify_paths()

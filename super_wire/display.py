@@ -15,7 +15,7 @@ _LOG_SECRETS = ("boto3", "botocore", "s3transfer", "urllib3")
 
 
 def keep_secrets_out_of_logs() -> None:
-    """Raise loggers that log secrets at DEBUG to INFO."""
+    """Raise the level of loggers that log secrets at DEBUG to INFO."""
     for name in _LOG_SECRETS:
         logger = logging.getLogger(name)
         if logger.level < logging.INFO:
@@ -23,9 +23,9 @@ def keep_secrets_out_of_logs() -> None:
 
 
 def without_credentials(address: str) -> str:
-    """Return an address for display, without what precedes ``@`` or follows ``?``.
+    """Return an address for display, without the parts before ``@`` and after ``?``.
 
-    This removes passwords, and signatures of presigned URLs. It also cuts keys with these characters.
+    This removes passwords and the signatures of presigned URLs, but also cuts keys with these characters.
     """
     base, question, _ = address.partition("?")
     scheme, separator, rest = base.rpartition("://")
@@ -34,7 +34,7 @@ def without_credentials(address: str) -> str:
 
 
 def text_without_credentials(text: str) -> str:
-    """Return a text for display, without what precedes ``@`` in its URLs, except in keys and file names."""
+    """Return a text for display, without the part before ``@`` in URLs. Keys and file names are kept."""
     return re.sub(r"(?<!s3)(?<!gs)(?<!az)(?<!hf)(?<!file)://\S*@", "://***@", text)
 
 
@@ -48,7 +48,7 @@ def shown(text: str, most: int = SHOWN_CHARACTERS) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Return printable lines, for instance of a message or a traceback."""
+    """Return a text, such as a message or a traceback, as printable lines."""
     return "\n".join(map(_printable, text.split("\n")))
 
 
@@ -59,13 +59,13 @@ def _printable(text: str) -> str:
 
 
 def clean_text(text: str) -> str:
-    """Return text that UTF-8 can encode, with question marks for lone surrogates from JSON."""
+    """Replace lone surrogates, which JSON allows but UTF-8 cannot encode, with question marks."""
     # External text ends up in tombstones, replies and logs, which could not be encoded otherwise.
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def counted(count: int, noun: str) -> str:
-    """Format a count.
+    """Format a count with its noun.
 
     >>> counted(1, "sample"), counted(1200, "sample")
     ('1 sample', '1,200 samples')
@@ -86,7 +86,7 @@ def sized(size: float) -> str:
 
 
 def some_of(names: Sequence[str], most: int = 3) -> str:
-    """Format the first of many names.
+    """Format the first few of many names.
 
     >>> some_of(["a", "b", "c", "d"], most=2)
     'a, b and 2 more'

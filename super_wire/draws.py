@@ -1,4 +1,4 @@
-"""Epochs that do not draw each sample exactly once, and how their draws are packed for messages."""
+"""Draws for epochs that do not use each sample exactly once, and their packing for messages."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Draws:
     ) -> Self:
         """Create draws from a user's lists, arrays or tensors. Raises ``ConfigError`` if they are invalid.
 
-        With ``shuffle``, the order of the indices has no effect. The coordinator checks that they fit the
-        dataset.
+        With ``shuffle``, the order of the indices has no effect. The coordinator checks that the draws
+        fit the dataset.
         """
         if count is not None and weights is None:
             raise ConfigError("draws is the number of draws by weight in an epoch: pass weights too")
@@ -111,7 +111,7 @@ class Draws:
         return indices, weights
 
     def packed_order(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the packed indices in parts that fit into messages, each with its position."""
+        """Yield the packed indices in parts that fit into messages, each with its starting position."""
         for start in range(0, len(self.indices), ORDER_PART * _NUMBER_BYTES):
             yield (
                 start // _NUMBER_BYTES,
@@ -120,7 +120,7 @@ class Draws:
 
     @property
     def digest(self) -> bytes:
-        """The digest of these draws, 16 bytes."""
+        """The 16-byte digest of these draws."""
         fields = (self.indices, self.weights, f"{self.count},{self.repeats}".encode())
         return digest128(*fields, *([self.lengths] if self.lengths else []))
 
@@ -140,7 +140,7 @@ class Draws:
         return np.frombuffer(self.lengths, dtype="<i8")
 
     def length(self, size: int) -> int:
-        """Return the length of an epoch, given the dataset's number of samples."""
+        """Return the number of draws in an epoch, given a dataset of ``size`` samples."""
         drawn = self.count or len(self.indices) // _NUMBER_BYTES or size
         return drawn * self.repeats
 

@@ -1,7 +1,7 @@
-"""All errors of SUPER, which derive from :class:`SuperError`.
+"""SUPER's errors, which all derive from :class:`SuperError`.
 
-They are constructed from a message alone, because that is how torch re-raises a worker's error in
-the main process.
+Each can be constructed from a message alone, as torch does when it re-raises a worker's error
+in the main process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class SuperError(Exception):
 
 
 class ConfigError(SuperError, ValueError):
-    """An argument or setting is wrong. The message names it and the remedy."""
+    """An argument or setting is wrong. The message names it and suggests a remedy."""
 
 
 class PlanError(ConfigError):
@@ -133,7 +133,7 @@ class EmbeddedError(SuperError):
 
 
 class UsageError(SuperError, TypeError):
-    """An object is used in an unsupported way. The message shows the right one."""
+    """An object is used in an unsupported way. The message shows the correct usage."""
 
 
 def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
@@ -144,7 +144,7 @@ def _tree(root: type[SuperError]) -> dict[str, type[SuperError]]:
 
 
 def error_from_name(name: str, message: str) -> SuperError:
-    """Return the error of the class ``name``, or a :class:`CoordinatorError` if no message makes one."""
+    """Create an error of the class ``name``, or a :class:`CoordinatorError` if that is impossible."""
     try:
         return _tree(SuperError).get(name, CoordinatorError)(message)
     except TypeError:  # the class needs more than a message

@@ -11,7 +11,7 @@ _HERE = "superdl.coordinator.executors"
 
 
 class RunsOn(enum.Enum):
-    """The place where functions run. It determines what they can reach, and how they are billed."""
+    """The place where functions run, which determines what they can reach and how they are billed."""
 
     THIS_HOST = "processes on the coordinator's machine"
     OTHER_HOSTS = "machines that are billed by the hour"
@@ -20,7 +20,7 @@ class RunsOn(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorKind:
-    """An entry of the registry."""
+    """An entry in the registry."""
 
     name: str  # in settings, prices and reports
     implementation: str  # the class in the coordinator, as module:attribute

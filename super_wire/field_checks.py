@@ -36,10 +36,10 @@ def message_in(
     types: Mapping[str, Any] = MappingProxyType({}),
     count_max: int = _COUNT_MAX,
 ) -> _Message:
-    """Build a message from JSON values. Raises ``ConfigError`` if one does not match its annotation.
+    """Build a message from JSON values. Raises ``ConfigError`` if a value does not match its annotation.
 
-    ``super_{kind}`` in the mapping must be ``version``. ``reader`` is the reading program, for errors.
-    ``types`` maps annotations to string enumerations and dataclasses of counts. No integer may exceed
+    ``super_{kind}`` in the mapping must equal ``version``. ``reader`` names the reading program in errors.
+    ``types`` maps annotations to string enumerations or dataclasses of counts. No integer may exceed
     ``count_max``.
     """
     sent_version = mapping.get(f"super_{kind}") if isinstance(mapping, dict) else None
@@ -98,7 +98,7 @@ def _are_texts(items: object) -> bool:
 
 def _is_hex(value: object) -> bool:
     try:
-        # Refuse capitals and spaces, so equal bytes have equal texts.
+        # Refuse capitals and spaces, so that the same bytes always have the same text.
         return isinstance(value, str) and bytes.fromhex(value).hex() == value
     except ValueError:
         return False

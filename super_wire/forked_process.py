@@ -1,4 +1,4 @@
-"""Child processes that share this process's modules, and the names of processes."""
+"""Forked child processes that share this process's modules, and process names."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _STANDARD = (0, 1, 2)
 
 
 def set_process_name(name: str) -> None:
-    """Set the name of this process in ``ps`` and ``top``, at most 15 bytes. Its children inherit it."""
+    """Set this process's name in ``ps`` and ``top``, at most 15 bytes. Child processes inherit the name."""
     with contextlib.suppress(OSError):  # only for display
         Path("/proc/self/comm").write_text(name, encoding="utf-8")
 
 
 class ForkedProcess:
-    """A child that runs ``main`` and exits with the code that it returns. It has the methods of ``Popen``.
+    """A child process that runs ``main`` and exits with its return value. It has the methods of ``Popen``.
 
-    It leads a process group, and keeps only the standard streams open; the descriptor ``stdin`` becomes its
-    input. Create it before this process starts a thread. Raises ``OSError`` if it cannot fork.
+    The child leads a process group and keeps only the standard streams open. Its input is the descriptor
+    ``stdin``. Create it before this process starts a thread. Raises ``OSError`` if the fork fails.
     """
 
     def __init__(self, main: Callable[[], int], stdin: int) -> None:
@@ -41,7 +41,7 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, or ``None`` while the process runs.
 
-        As with ``Popen``, it is 0 if this process ignores SIGCHLD, because the code is lost.
+        As with ``Popen``, the code is 0 if this process ignores SIGCHLD, because the actual code is lost.
         """
         return self._reap(os.WNOHANG)
 

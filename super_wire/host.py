@@ -19,7 +19,7 @@ def cache_bytes(root: Path = _ROOT) -> int:
 
 
 def slots(root: Path = _ROOT) -> int:
-    """Return this host's number of function slots: ``SUPER_SLOTS``, or one per core, but at least one."""
+    """Return the number of function slots on this host: ``SUPER_SLOTS``, or one per core (at least one)."""
     if configured := os.environ.get("SUPER_SLOTS"):
         if not configured.isdecimal() or not int(configured):
             raise ConfigError(
@@ -66,7 +66,7 @@ def available_memory_bytes(root: Path = _ROOT) -> int:
 
 
 def _control_groups(root: Path, controller: str) -> list[Path]:
-    """Return the directories of this process's control groups and their parents, in version 1 or 2."""
+    """Return the directories of this process's control groups and their parents, for version 1 or 2."""
     groups = []
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -74,13 +74,13 @@ def _control_groups(root: Path, controller: str) -> list[Path]:
             continue
         mount = root / "sys/fs/cgroup" / (controller if controllers else "")
         names = [name for name in path.split("/") if name]
-        # In a container, the path from /proc may be missing. The root of the mount is its group then.
+        # In a container, the path from /proc may be missing. Its group is then the mount's root.
         groups += [mount.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
     return groups
 
 
 def _numbers(file: Path) -> list[int]:
-    """Return the integers in a file. Empty if it is missing or contains ``max``."""
+    """Return the integers in a file, or an empty list if it is missing or contains ``max``."""
     words = _text(file).split()
     return [int(word) for word in words] if all(word.lstrip("-").isdecimal() for word in words) else []
 

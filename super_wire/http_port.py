@@ -22,7 +22,7 @@ OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Page(NamedTuple):
-    """The response for a path."""
+    """The response to a request for a path."""
 
     # Called in the event loop. Returns a function that renders the page in a thread, or None for 503.
     look: Callable[[], Callable[[], bytes] | None]
@@ -38,10 +38,10 @@ async def listen_for_gets(
     tls: ssl.SSLContext | None = None,
     accepts: Callable[[str], bool] | None = None,
 ) -> asyncio.Server:
-    """Serve GET requests for ``pages``, by path, at ``host:port``.
+    """Serve GET requests for ``pages``, which are keyed by path, at ``host:port``.
 
-    ``accepts`` checks bearer tokens, which are otherwise not required. Raises ``ConfigError``, which names
-    ``setting``, if the address is invalid or in use.
+    ``accepts`` checks bearer tokens. If it is ``None``, no token is required. Raises ``ConfigError``, which
+    names ``setting``, if the address is invalid or in use.
     """
     host, port = host_and_port(address)
     tls_options: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": _TIMEOUT_S} if tls else {}
@@ -93,7 +93,7 @@ async def _serve(
 
 
 def refusal(head: bytes, pages: Mapping[str, Page], accepts: Callable[[str], bool] | None) -> str:
-    """Return the status of a refused request, or an empty string if it is valid."""
+    """Return the error status for a request, or an empty string if the request is valid."""
     request, *lines = head.decode("latin-1").split("\r\n")
     words = request.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004  # method, target, version

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ID_BYTES = 16
 # Prefix of an alias where it replaces the bucket in ids.
 ALIAS_SCHEME = "alias://"
-# The name of the main object's field, if a sample has further fields.
+# The name of the main object's field, if a sample has additional fields.
 MAIN_FIELD = "image"
 MAX_FIELDS = 16
 
@@ -29,14 +29,14 @@ Versions: TypeAlias = Literal["times", "digests"]
 
 
 class Naming(NamedTuple):
-    """How ids name a source's samples, apart from keys. See :func:`checked_naming`."""
+    """The scheme by which ids name a source's samples, apart from keys. See :func:`checked_naming`."""
 
     alias: str = ""  # replaces the source's location and makes keys relative to it
     versions: str = ""  # of files: "times" (or empty) or "digests"
 
 
 class FieldColumns(NamedTuple):
-    """A further field of many samples, with the same columns as the main field in :func:`sample_ids`."""
+    """An additional field of many samples, with the same columns as the main field in :func:`sample_ids`."""
 
     name: str
     keys: Iterable[bytes]
@@ -45,7 +45,7 @@ class FieldColumns(NamedTuple):
 
 
 def checked_field(name: object) -> str:
-    """Return a valid field name. Raises ``ConfigError`` for invalid ones."""
+    """Check and return a field name. Raises ``ConfigError`` if it is invalid."""
     if not isinstance(name, str) or not _FIELD.fullmatch(name) or name == "label":
         raise ConfigError(
             "a field name must consist of 1 to 64 of the characters A-Z, a-z, 0-9 and '_', not begin with a "
@@ -55,7 +55,7 @@ def checked_field(name: object) -> str:
 
 
 def checked_naming(alias: str | None, versions: str | None, where: str = "") -> Naming:
-    """Return a valid naming. Raises ``ConfigError``, which begins with ``where``, for an invalid one."""
+    """Check and return a naming. Raises ``ConfigError``, which begins with ``where``, if it is invalid."""
     if alias is not None and not (isinstance(alias, str) and _ALIAS.fullmatch(alias)):
         raise ConfigError(
             f"{where}an alias must consist of 1 to 64 of the characters A-Z, a-z, 0-9, '.', '_' and '-', and "
@@ -67,7 +67,7 @@ def checked_naming(alias: str | None, versions: str | None, where: str = "") -> 
 
 
 def id_bucket(bucket: str, alias: str) -> str:
-    """Return a bucket's name in ids: its alias if it has one, otherwise the bucket itself."""
+    """Return a bucket's name in ids: the alias if there is one, otherwise the bucket itself."""
     if alias:
         return f"{ALIAS_SCHEME}{alias}"
     # Omit the Hub's commit: versions of files change only with their contents.
@@ -75,7 +75,7 @@ def id_bucket(bucket: str, alias: str) -> str:
 
 
 def digest_version(size: int, digest: bytes) -> str:
-    """Return a file's version based on its content: the size and the BLAKE2b-128 of its bytes."""
+    """Return a file's version based on its content: the file's size and the BLAKE2b-128 of its bytes."""
     return f"{size}-b2:{digest.hex()}"
 
 
@@ -86,17 +86,17 @@ def size_of_digest(version: str) -> int | None:
 
 
 def shown_name(key: str, member: str) -> str:
-    """Return a member's name for display. Ambiguous, so do not parse it."""
+    """Return a member's name for display. The name is ambiguous, so do not parse it."""
     return f"{key}::{member}"
 
 
 def with_length(field: bytes) -> bytes:
-    """Prefix a field with its length, which keeps joined lists of fields distinct."""
+    """Prefix a field with its length, so that different lists of fields stay distinct when joined."""
     return len(field).to_bytes(8, "little") + field
 
 
 def digest128(*fields: bytes) -> bytes:
-    """Return the BLAKE2b-128 of fields, each preceded by its length as 8 little-endian bytes."""
+    """Return the BLAKE2b-128 digest of fields, each prefixed with its length as 8 little-endian bytes."""
     return hashlib.blake2b(b"".join(map(with_length, fields)), digest_size=ID_BYTES).digest()
 
 
@@ -112,13 +112,13 @@ def sample_ids(
     """Return the concatenated ids of samples in one bucket, 16 bytes each, in the order of ``keys``.
 
     Args:
-        bucket: ``s3://name``, or ``file://`` and the real path, as from :func:`id_bucket`.
+        bucket: ``s3://name``, or ``file://`` and the real path, as returned by :func:`id_bucket`.
         keys: object keys in UTF-8, relative to the source if it has an alias.
         versions: one per key: ETags, or for files ``size-mtime_ns`` or :func:`digest_version`.
         recipe_digest: :attr:`superdl.super_wire.recipe.Recipe.digest`.
         randomness: (augment seed, epoch) for a random recipe, otherwise ``None``.
         members: names of the objects' members, one per key, hashed after the key.
-        fields: further fields, hashed after the version: name, key, member (or "") and version.
+        fields: additional fields, hashed after the version as name, key, member (or "") and version.
     """
     head = hashlib.blake2b(with_length(bucket.encode()), digest_size=ID_BYTES)
     tail = with_length(recipe_digest)
@@ -127,7 +127,7 @@ def sample_ids(
         tail += with_length(augment_seed.to_bytes(8, "little", signed=True))
         tail += with_length(epoch.to_bytes(8, "little"))
     ids = []
-    # Members, randomness and further fields each change the number of hashed fields, so ids of
+    # Members, randomness and extra fields each change the number of hashed fields, so ids of
     # different kinds cannot collide.
     encoded = repeat(b"") if members is None else map(with_length, members)
     tails = map(b"".join, zip(*map(_framed, fields), repeat(tail), strict=False)) if fields else repeat(tail)
@@ -171,7 +171,7 @@ def batch_ids(ids: bytes, offsets: Sequence[int]) -> list[bytes]:
 
 
 def split_ids(ids: bytes) -> list[bytes]:
-    """Split concatenated ids of 16 bytes. Raises ``ValueError`` if the length is not a multiple of 16."""
+    """Split concatenated 16-byte ids. Raises ``ValueError`` if the length is not a multiple of 16."""
     if len(ids) % ID_BYTES:
         raise ValueError(f"{len(ids)} bytes are not a whole number of {ID_BYTES}-byte ids")
     return [ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES)]

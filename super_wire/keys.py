@@ -7,7 +7,7 @@ from superdl.super_wire.ids import ID_BYTES
 # Prefix of records, before the sample id in hex. All names are ASCII and begin with super:, so an ACL
 # can use prefixes, and none looks like the hash tag of a cluster.
 RECORD_PREFIX = b"super:r1:"
-# Prefix of streams of read reports, before the job's id. The hash tag keeps all streams at one node,
+# Prefix of streams of read reports, before the job's id. The hash tag keeps all streams on one node,
 # where the coordinator waits for them with one command.
 REPORT_PREFIX = b"super:n1:{reports}:"
 # The lock that a coordinator holds on its cache.
@@ -21,7 +21,7 @@ HISTORY_KEY = b"super:history"
 
 
 def cache_key(sample_id: bytes) -> bytes:
-    """Return a sample's cache key: ``super:r1:`` and its id in hex."""
+    """Return a sample's cache key: ``super:r1:`` followed by its id in hex."""
     return RECORD_PREFIX + sample_id.hex().encode()
 
 
@@ -33,5 +33,5 @@ def cache_keys(ids: bytes) -> list[bytes]:
 
 
 def report_stream(job: str) -> bytes:
-    """Return the stream of a job's read reports."""
+    """Return the name of the stream for a job's read reports."""
     return REPORT_PREFIX + job.encode()

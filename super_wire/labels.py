@@ -4,12 +4,12 @@
 |---|---|
 | numbers | numpy's name: ``int64`` |
 | arrays of one shape | the name and the shape: ``float64[4]``, ``int64[2,3]`` |
-| lists that vary by sample | the shape begins with a star: ``int64[*]``, ``float64[*,4]`` |
+| lists that vary in length | the shape begins with a star: ``int64[*]``, ``float64[*,4]`` |
 | named fields | a JSON object with the text of each field, in order: ``{"age":"int64","box":"float64[4]"}`` |
 
-Labels of a fixed size are packed as a numpy array, in C-order, without gaps between fields.
-:class:`RaggedLabels` are packed as the number of samples (uint32); a row per sample, with the
-number of items (uint32) in place of a list; and the items of all samples, list by list.
+Fixed-size labels are packed as a numpy array in C order, without gaps between fields.
+:class:`RaggedLabels` are packed as the number of samples (uint32), then one row per sample (with
+the number of items as uint32 in place of each list), then the items of all samples, list by list.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _COUNT = np.dtype(np.uint32)
 
 
 class LabelField(NamedTuple):
-    """The type of a label or field: a dtype with shape, or a list of such items if it ``varies``."""
+    """The type of a label or field: a dtype with a shape, or a list of such items if ``varies`` is set."""
 
     dtype: np.dtype[Any]
     varies: bool = False
@@ -63,7 +63,7 @@ class LabelField(NamedTuple):
 
 
 def label_dtype_text(fields: Mapping[str, LabelField]) -> str:
-    """Return the dtype text of these fields. Unnamed labels have one field with an empty name."""
+    """Return the dtype of these fields as text. Unnamed labels have one field with an empty name."""
     texts = {}
     for name, field in fields.items():
         shape = ["*"] * field.varies + [str(size) for size in field.dtype.shape]
@@ -136,7 +136,7 @@ _COUNT_BYTES = 4
 
 
 def checked_classes(classes: object) -> tuple[str, ...]:
-    """Return class names by label. Raises ``ConfigError`` if they are invalid."""
+    """Return class names as a tuple, indexed by label. Raises ``ConfigError`` if they are invalid."""
     names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
     are_texts = all(isinstance(name, str) and name and clean_text(name) == name for name in names)
     if not names or not are_texts or len(set(names)) < len(names):
@@ -152,10 +152,10 @@ def checked_classes(classes: object) -> tuple[str, ...]:
 class RaggedLabels(Sequence[Any]):
     """Labels with one or more lists whose lengths vary by sample.
 
-    ``labels[3]`` is the label of the fourth sample: a dict by field name, in which a list is an array of
-    shape (items, ...), possibly empty. An unnamed label is such an array. ``labels["boxes"]`` is a field of
-    all samples. ``rows`` has the number of items in place of each list. ``values`` maps the names of lists
-    to the concatenated items of all samples.
+    ``labels[3]`` is the label of the fourth sample: a dict keyed by field name, in which each list is
+    a (possibly empty) array of shape (items, ...). An unnamed label is just such an array.
+    ``labels["boxes"]`` is one field of all samples. ``rows`` contains the number of items in place of each
+    list. ``values`` maps the name of each list to the concatenated items of all samples.
     """
 
     def __init__(self, rows: NDArray[Any], values: Mapping[str, NDArray[Any]]) -> None:
@@ -171,7 +171,7 @@ class RaggedLabels(Sequence[Any]):
         return len(self.rows)
 
     def __getitem__(self, item: Any) -> Any:
-        """Return a field by name, a label by position, or the labels of a slice or an array of positions."""
+        """Return a field by name, a label by position, or the labels in a slice or an array of positions."""
         if isinstance(item, str):
             rows = self.of_rows(item)
             return RaggedLabels(rows, {"": self.values[item]}) if item in self.values else rows
@@ -226,7 +226,7 @@ def labels_text(labels: Labels) -> str:
 def label_sizes(
     labels: Labels, text: str, indices: NDArray[np.int64] | slice = slice(None)
 ) -> NDArray[np.int64]:
-    """Return the packed sizes of labels in bytes, by default of all."""
+    """Return the packed sizes in bytes of the labels at ``indices``, by default of all labels."""
     fields, row_bytes = label_fields_of(text), label_dtype_of(text).itemsize
     rows = labels.rows[indices] if isinstance(labels, RaggedLabels) else labels[indices]
     sizes = np.full(len(rows), row_bytes, dtype=np.int64)
@@ -237,7 +237,7 @@ def label_sizes(
 
 
 def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
-    """Pack labels as this dtype. Yields their bytes in pieces."""
+    """Pack labels with this dtype, and yield the bytes in pieces."""
     if not isinstance(labels, RaggedLabels):
         yield labels.astype(label_dtype_of(text).base, copy=False).tobytes()
         return
@@ -299,12 +299,12 @@ def joined(parts: Sequence[Labels]) -> Labels:
 
 
 class SampleList(Sequence[tuple[str, Any]]):
-    """A sequence of ``(path, label)`` in catalog order, created on access.
+    """A sequence of ``(path, label)`` pairs in catalog order, each created on access.
 
-    Paths are files, or URLs of objects (``s3://bucket/key``), followed by ``::member`` for a member of an
-    object. A label is an int or float, an array, a numpy record if it has fields, or a dict if a field
-    varies in length. ``keys`` are the concatenated keys, and ``lengths`` their lengths as little-endian
-    uint32.
+    A path is a file's path or an object's URL (``s3://bucket/key``), followed by ``::member`` for a member
+    of an object. A label is an int or float, an array, a numpy record if it has fields, or a dict if a field
+    varies in length. ``keys`` contains the concatenated keys, and ``lengths`` contains their lengths as
+    little-endian uint32.
     """
 
     def __init__(self, bucket: str, keys: bytes, lengths: bytes, labels: Labels) -> None:

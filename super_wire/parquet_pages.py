@@ -40,7 +40,7 @@ class PagesError(ValueError):
 def check_pages(chunk: Bytes, unpacked_bytes: int, limit_bytes: int) -> int:
     """Check the pages of a column chunk, and return its number of values.
 
-    Raises ``PagesError`` if they unpack to more than ``unpacked_bytes``, a page's values do not fit into
+    Raises ``PagesError`` if the pages unpack to more than ``unpacked_bytes``, a page's values do not fit into
     ``limit_bytes``, or a header is corrupt.
     """
     at, pages, total_bytes, total_values = 0, 0, 0, 0
@@ -77,7 +77,7 @@ def _size(value: Any) -> int:
 
 
 def _struct(data: Bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Return a compact Thrift struct's fields by number, and its end. Skips strings and doubles."""
+    """Return a compact Thrift struct's fields by number, and its end. Strings and doubles are skipped."""
     fields: dict[int, Any] = {}
     number = 0
     while head := data[at]:

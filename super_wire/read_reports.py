@@ -1,4 +1,4 @@
-"""Read reports, which are entries of streams in the cache."""
+"""Read reports, which are stream entries in the cache."""
 
 from __future__ import annotations
 

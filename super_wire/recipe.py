@@ -1,4 +1,4 @@
-"""Recipes: how functions process samples, as JSON without any code."""
+"""Recipes, which describe how functions process samples, as JSON without any code."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _ELSEWHERE = {
 
 
 class Recipe:
-    """The processing of every sample between its encoded bytes and the cache.
+    """The processing of every sample from its encoded bytes to its record in the cache.
 
     Images are decoded to upright RGB uint8 of shape (height, width, 3), unless the first step is a custom
-    one with ``"bytes"`` as its input. The steps run in order. Equality, hash and :attr:`digest` follow the
+    step with ``"bytes"`` as its input. The steps run in order. Equality, hash and :attr:`digest` use the
     canonical form: ``Recipe.image(crop=224)`` equals a recipe whose step has ``"size": 224.0``.
 
     >>> recipe = Recipe([{"op": "resize", "size": 256}, {"op": "center_crop", "size": 224}])
@@ -46,8 +46,8 @@ class Recipe:
     Args:
         steps: mappings such as ``{"op": "resize", "size": 256}``, or a list of them for each field of a
             sample (see :meth:`fields`).
-        augment_seed: seeds random steps, together with epoch and sample, and has no effect without them. It
-            is not the shuffle seed, so trials with different shuffles share samples.
+        augment_seed: seeds random steps, together with the epoch and the sample. It has no effect without
+            random steps. It is not the shuffle seed, so trials with different shuffles share samples.
 
     Raises:
         RecipeError: a step is unknown, has the wrong type or is out of range. The message names it.
@@ -97,11 +97,11 @@ class Recipe:
 
     @classmethod
     def fields(cls, **recipes: Recipe) -> Recipe:
-        """Create a recipe for samples of several objects in a key list, from one recipe per field.
+        """Create a recipe for samples that consist of several objects, from one recipe per field.
 
-        A sample is a dict of arrays. ``image`` is the object in the list's ``key`` column, and ``mask`` the
-        one in the columns ``mask.key``, ``mask.member`` and so on. A random step in two fields draws the same
-        numbers in both. Such steps are matched by their positions among the steps of their kind.
+        A sample is a dict of arrays. ``image`` is the object in the key list's ``key`` column, and ``mask``
+        the one in its columns ``mask.key``, ``mask.member`` and so on. A random step in two fields draws the
+        same numbers in both. Such steps are matched by their position among the steps of the same kind.
 
         >>> masks = Recipe.fields(image=Recipe.image(crop=224), mask=Recipe.mask(crop=224))
 
@@ -124,7 +124,7 @@ class Recipe:
 
     @classmethod
     def mask(cls, *, resize: int | None = None, crop: int | None = None, **unknown: Never) -> Recipe:
-        """Create a recipe for segmentation masks: uint8 or uint16 class numbers (height, width), never RGB.
+        """Create a recipe for segmentation masks: uint8 or uint16 class numbers (height, width), not RGB.
 
         Args:
             resize: the shorter side in pixels, by nearest neighbour.
@@ -151,18 +151,18 @@ class Recipe:
         truncated: str = "error",
         **unknown: Never,
     ) -> Recipe:
-        """Create a recipe for torchvision's usual evaluation preprocessing, up to pixels.
+        """Create a recipe for torchvision's usual evaluation preprocessing, ending with uint8 pixels.
 
         Args:
             resize: the shorter side in pixels, or ``None`` to keep the size.
-            crop: the side of the central square in pixels. A smaller image gets a black border, as from
-                torchvision's CenterCrop. With ``crop``, every sample is uint8 of shape (crop, crop, 3),
-                otherwise shapes vary with the images.
+            crop: the side of the central square in pixels. A smaller image gets a black border, as with
+                torchvision's CenterCrop. With ``crop``, every sample is uint8 of shape (crop, crop, 3).
+                Otherwise, shapes vary with the images.
             reduced_decode: decode JPEGs whose shorter side is at least twice ``resize`` at 1/2, 1/4 or 1/8 of
                 their size before resizing. This is several times faster for large images, but produces
                 different pixels, so recipes with and without it share no samples.
             truncated: ``"fill"`` fills the missing part of truncated images with grey, like Pillow's
-                ``LOAD_TRUNCATED_IMAGES``. By default, they are bad samples.
+                ``LOAD_TRUNCATED_IMAGES``. By default, such images are bad samples.
 
         Raises:
             RecipeError: an argument is out of range, or ``reduced_decode`` is used without ``resize``.
@@ -192,14 +192,14 @@ class Recipe:
 
         Args:
             tokenizer: a model's ``tokenizer.json``. Functions read it at the same path, relative to their
-                working directory, and refuse a file with another SHA-256.
+                working directory, and refuse a file with a different SHA-256.
             length: the number of tokens. Texts are truncated or padded to shape (length,). By default, the
                 shape is (tokens,).
             packed: split texts into rows of shape (rows, length). Only the last row is padded.
-            pad_id: the token id of the padding.
+            pad_id: the token id to pad with.
 
         Raises:
-            RecipeError: the file cannot be read, ``packed`` has no ``length``, or a number is out of range.
+            RecipeError: the file cannot be read, ``packed`` lacks a ``length``, or a number is out of range.
         """
         if length is not None and length < 1:
             raise RecipeError(f"length must be at least 1 token, not {length}")
@@ -234,11 +234,11 @@ class Recipe:
         Args:
             rate: samples per second after resampling.
             mono: average the channels to shape (samples,). Otherwise, the shape is (channels, samples).
-            samples: the length to cut or zero-pad to, at the end. By default, the file's length.
-            mel: return a spectrogram with this number of bands, of shape (mel, frames), not the waveform.
+            samples: the length to truncate or zero-pad to, at the end. By default, the file's length.
+            mel: return a spectrogram with this many bands, of shape (mel, frames), not the waveform.
             window: the length of the spectrogram's window in samples.
             hop: the number of samples between frames.
-            max_seconds: the maximum length. Longer files fail, and those of over 512 MiB as float32.
+            max_seconds: the maximum length. Longer files fail, as do those of over 512 MiB as float32.
 
         Raises:
             RecipeError: a number is not greater than 0.
@@ -264,8 +264,8 @@ class Recipe:
         Functions need ``superdl[video]``.
 
         Args:
-            frames: the number of frames: those displayed at their times. Past the end of the video, the
-                last frame is repeated.
+            frames: the number of frames. Each is the frame displayed at its time. Past the end of the
+                video, the last frame is repeated.
             size: the side of the central square in pixels, to which the shorter side is resized.
             fps: frames per second. By default, the frames are spread evenly over the video.
             start: the start of the clip in seconds after the video's first frame.
@@ -284,7 +284,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Recipe:
-        """Parse :attr:`json`. Raises :class:`RecipeError` if it is invalid or of another pipeline version."""
+        """Parse :attr:`json`. Raises ``RecipeError`` if it is invalid or has a different pipeline version."""
         try:
             fields = json.loads(text)
             version, steps, seed = fields["pipeline"], fields["steps"], fields["augment_seed"]
@@ -301,7 +301,7 @@ class Recipe:
 
     @property
     def random(self) -> bool:
-        """Whether a step is random. If so, every epoch has new sample ids."""
+        """Whether any step is random. If so, every epoch has new sample ids."""
         if self.parts:
             return any(part.random for part in self.parts.values())
         return any(OPS[step["op"]].random or step.get("random", False) for step in self.steps)
@@ -315,7 +315,7 @@ class Recipe:
     def output_shape(self) -> tuple[int, int, int] | None:
         """The shape (height, width, 3) of every sample.
 
-        ``None`` for masks and fields, and if shapes vary with the images or are up to a custom step.
+        It is ``None`` for masks and fields, and if shapes vary with the images or depend on a custom step.
         """
         if self.parts or (self.steps and self.steps[0]["op"] == "mask"):
             return None

@@ -70,7 +70,7 @@ def _padding(value: Any) -> int | list[int]:
     borders = [int(_number(border, 0, MAX_SIDE, _PIXELS, whole=True)) for border in values]
     if len(borders) not in {1, 2, 4}:
         raise ValueError(_PIXELS)
-    # One value is for all borders, two are for (left and right, top and bottom).
+    # One value applies to all borders, two apply to (left and right, top and bottom).
     left, top, right, bottom = borders * (4 // len(borders))
     return left if left == top == right == bottom else [left, top, right, bottom]
 
@@ -270,7 +270,7 @@ def canonical_steps(steps: object) -> tuple[Mapping[str, Any], ...]:
 def canonical_step(step: object, number: int, *, is_mask: bool = False) -> Mapping[str, Any]:
     """Return the canonical form of a step as a new mapping. Raises ``RecipeError`` if it is invalid.
 
-    ``number`` is its position, from 1. If ``is_mask``, its pixels are class numbers, which must not be
+    ``number`` is the step's position, from 1. If ``is_mask``, pixels are class numbers, which must not be
     interpolated.
     """
     if not isinstance(step, Mapping) or not isinstance(step.get("op"), str):
@@ -289,7 +289,7 @@ def canonical_step(step: object, number: int, *, is_mask: bool = False) -> Mappi
         )
     if is_mask and "interpolation" in kind.parameters:
         step = {"interpolation": "nearest", **step}
-    # Equivalent steps must have equal digests, so include all parameters, with one type of number.
+    # Equivalent steps must have the same digest, so include all parameters, with one type of number.
     canonical: dict[str, Any] = {"op": op}
     for name, parameter in kind.parameters.items():
         value = step.get(name, parameter.default)

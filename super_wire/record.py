@@ -95,7 +95,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """The reason for the absence of a sample."""
+    """The reason for a sample's absence."""
 
     key: str
     reason: str  # a short code: undecodable, too_large, ...
@@ -104,7 +104,7 @@ class Tombstone:
 
 
 def id_prefixes(sample_ids: bytes) -> NDArray[np.uint64]:
-    """Return the prefixes that records have for concatenated sample ids, as uint64 of shape (samples,)."""
+    """Return the prefixes of concatenated sample ids, as in record headers: uint64 of shape (samples,)."""
     if len(sample_ids) % ID_BYTES:
         raise ValueError(f"sample ids have {ID_BYTES} bytes each, but these have {len(sample_ids)} in total")
     # An id consists of two such numbers. The first is its prefix.
@@ -116,7 +116,7 @@ def pack(
 ) -> tuple[bytes, memoryview]:
     """Return a record's header and payload. The payload is a view if ``array`` is C-contiguous.
 
-    Raises ``RecordError`` for more than 6 dimensions, or for one of 2**32 or more, and ``TypeError``
+    Raises ``RecordError`` for more than 6 dimensions or a dimension of 2**32 or more, and ``TypeError``
     for a dtype that records cannot contain.
     """
     code, stored = stored_dtype(array.dtype)
@@ -163,7 +163,7 @@ def _id_prefix(sample_id: bytes) -> int:
 
 @functools.lru_cache(maxsize=64)  # numpy builds a dtype's name at each call
 def stored_dtype(dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:
-    """Return a dtype's code in headers, and the dtype in the byte order of records."""
+    """Return a dtype's code in headers, and the same dtype in the byte order of records."""
     code = DTYPE_CODES.get(dtype.name)
     if code is None:
         raise TypeError(f"records can contain {', '.join(DTYPE_CODES)}, but not {dtype}")
@@ -184,8 +184,8 @@ def parse_header(record: Bytes, *, record_bytes: int | None = None, sample_id: b
     Raises:
         RecordIdError: the record does not belong to ``sample_id``.
         RecordVersionError: this version of SUPER does not support the format version, kind or dtype.
-        RecordError: the bytes are not a record, are too few or too many, or the shape does not match the
-            length of the payload.
+        RecordError: the bytes are not a record, there are too few or too many, or the shape does not match
+            the length of the payload.
     """
     if len(record) < HEADER_BYTES:
         raise RecordError(f"a record has at least {HEADER_BYTES} bytes, not {len(record)}")
@@ -239,7 +239,7 @@ def verify_payload(header: Header, payload: Bytes) -> None:
 def checked_payload(
     record: Bytes, kind: RecordKind, *, sample_id: bytes | None = None
 ) -> tuple[Header, memoryview]:
-    """Return the header and payload of an intact record of ``kind``. Raises :class:`RecordError`."""
+    """Return a record's header and payload. Raises ``RecordError`` unless it is intact and of ``kind``."""
     header = parse_header(record, record_bytes=len(record), sample_id=sample_id)
     payload = memoryview(record)[HEADER_BYTES:]
     verify_payload(header, payload)

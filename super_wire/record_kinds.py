@@ -1,9 +1,9 @@
-"""Further kinds of records: pointers into a store, and several named arrays for one sample.
+"""More kinds of records: pointers into a store, and several named arrays for one sample.
 
-A pointer's payload is ``<QQ``, the offset and length of a record in a pack, and the pack's name. The
-payload of named arrays is a table and the arrays in the order of their names, each at a multiple of 64
-bytes. The table is ``<I``, the number of arrays, and for each array ``<BBBx6I`` (length of its name,
-dtype code, dimensions, shape) and its name. All padding is zero.
+A pointer's payload is ``<QQ`` (the offset and length of a record in a pack), followed by the pack's
+name. The payload of named arrays is a table, followed by the arrays in the order of their names, each at
+a multiple of 64 bytes. The table is ``<I`` (the number of arrays), followed for each array by ``<BBBx6I``
+(length of its name, dtype code, dimensions, shape) and its name. All padding is zero.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def pack_arrays(
 ) -> bytes:
     """Return a complete record of named arrays, in the order of their names.
 
-    Raises the errors of :func:`pack`. Raises ``RecordError`` for fewer than 1 or more than 64 arrays, and
-    for names of fewer than 1 or more than 255 bytes.
+    Raises the errors of :func:`pack`, and ``RecordError`` unless there are 1 to 64 arrays with names of
+    1 to 255 bytes.
     """
     if not 1 <= len(arrays) <= MAX_ARRAYS:
         raise RecordError(f"a record must contain 1 to {MAX_ARRAYS} named arrays, not {len(arrays)}")
@@ -120,7 +120,7 @@ def pack_sample(
 
 
 class ArrayLocation(NamedTuple):
-    """A named array in a payload, where it takes the bytes from ``start`` up to ``stop``."""
+    """A named array in a payload, which occupies the bytes from ``start`` up to ``stop``."""
 
     name: str
     dtype: np.dtype[Any]
@@ -155,7 +155,7 @@ def array_locations(payload: memoryview) -> list[ArrayLocation]:
             arrays.append((names[-1].decode(), checked_array(ndim, tuple(sides), code)))
     except (struct.error, UnicodeDecodeError) as error:
         raise RecordError(f"the payload has no valid table of named arrays: {error}") from error
-    # Only one order is valid, so equal samples have equal bytes.
+    # Only one order is valid, so that equal samples have the same bytes.
     if not 1 <= count <= MAX_ARRAYS or any(first >= second for first, second in itertools.pairwise(names)):
         raise RecordError(f"a record must have 1 to {MAX_ARRAYS} arrays with distinct names, in their order")
     locations = []

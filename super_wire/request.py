@@ -43,7 +43,7 @@ def is_row(encoding: str) -> bool:
 
 
 class RequestKind(enum.StrEnum):
-    """What a function does with the samples of a request. The values are the names on the wire."""
+    """The work that a function does on the samples of a request. Values are the names on the wire."""
 
     DECODE = "decode"  # fetch and decode the samples, and push records into the cache
     DECODE_TO_STORE = "decode_to_store"  # the same, and write a pack of the records that the cache accepted
@@ -94,9 +94,9 @@ class PrefetchRequest:
     """The samples for one invocation, in parallel columns.
 
     If samples are *members* of objects, sample ``i`` consists of ``member_lengths[i]`` bytes at
-    ``member_offsets[i]`` of its object. If samples have further ``fields``, keys, versions and the columns
-    of members describe *parts*: first the samples' main objects, then the first field of all samples, and
-    so on. The member of a part that is a whole object is "".
+    ``member_offsets[i]`` of its object. If samples have additional ``fields``, the columns for
+    keys, versions and members describe *parts*: first the main objects of all samples, then the first
+    field of each, and so on. The member is "" for a part that is a whole object.
 
     A restore reads the record of sample ``i`` from ``packs[pack_of[i]]``: ``lengths[i]`` bytes at
     ``offsets[i]``.
@@ -143,12 +143,12 @@ class PrefetchRequest:
 
     @property
     def id_bucket(self) -> str:
-        """The bucket's name in ids."""
+        """The bucket's name as used in ids."""
         return id_bucket(self.bucket, self.alias)
 
     @property
     def id_keys(self) -> list[str]:
-        """The keys in ids."""
+        """The keys as used in ids."""
         return [key.removeprefix(self.prefix) for key in self.keys] if self.prefix else list(self.keys)
 
     def name_of(self, index: int) -> str:
@@ -157,7 +157,7 @@ class PrefetchRequest:
         return shown_name(self.keys[index], self.members[index]) if is_member else self.keys[index]
 
     def seeding_name(self, index: int) -> str:
-        """Return the name that seeds random steps: the key, and NUL and the member if it has one."""
+        """Return the name that seeds random steps: the key, followed by NUL and the member if it has one."""
         is_member = self.members and self.members[index]
         return f"{self.keys[index]}\0{self.members[index]}" if is_member else self.keys[index]
 
@@ -176,7 +176,7 @@ class PrefetchRequest:
 
     @classmethod
     def from_mapping(cls, event: dict[str, Any]) -> PrefetchRequest:
-        """Convert parsed JSON. Raises ``ConfigError`` if it is invalid."""
+        """Create a request from parsed JSON. Raises ``ConfigError`` if it is invalid."""
         request = message_in(
             cls,
             event,
@@ -213,11 +213,11 @@ class PrefetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchResult:
-    """The outcome of every sample of a request, in the same order, and totals of the work.
+    """The outcome of every sample of a request, in the same order, and the totals of the work done.
 
-    Times are in microseconds, added up over parallel threads. ``source_bytes`` includes bytes fetched
+    Times are in microseconds, summed over parallel threads. ``source_bytes`` includes bytes fetched
     between members. ``offsets`` and ``lengths`` locate each sample's record in ``pack``. A length of 0
-    means that it is not in the pack. Without a pack, both are empty.
+    means that the record is not in the pack. Without a pack, both columns are empty.
     """
 
     request_id: str
@@ -249,7 +249,7 @@ class PrefetchResult:
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, Any]) -> PrefetchResult:
-        """Convert parsed JSON. Raises ``ConfigError`` if it is invalid."""
+        """Create a result from parsed JSON. Raises ``ConfigError`` if it is invalid."""
         result = message_in(
             cls,
             mapping,

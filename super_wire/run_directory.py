@@ -39,7 +39,7 @@ _LOG_TAIL_BYTES = 8192
 
 
 class RunDirectory:
-    """The files of a run. The constructor creates none."""
+    """The directory and files of a run. The constructor does not create any."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class RunDirectory:
 
     @classmethod
     def of_this_user(cls) -> list[RunDirectory]:
-        """Return the directories of this user's runs whose coordinators listen, newest first."""
+        """Return the directories of this user's runs whose coordinators are listening, newest first."""
         runs = [cls(path) for path in _newest_first(_parent())]
         return [run for run in runs if _listens(run.coordinator_socket)]
 
@@ -77,7 +77,7 @@ class RunDirectory:
         _make_private(self.path)
 
     def identity(self) -> tuple[int, int] | None:
-        """Return a value that no later directory at this path has. ``None`` if there is no directory."""
+        """Return a value that no later directory at this path has, or ``None`` if there is no directory."""
         try:
             status = self.path.stat()
         except OSError:
@@ -99,7 +99,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked_for_start(self, wait_s: float) -> Iterator[None]:
-        """Hold the start lock, which does not exclude threads of one process.
+        """Hold the start lock. It does not exclude other threads of the same process.
 
         Raises ``EmbeddedError`` if another process still holds it after ``wait_s``, or if the parent
         directory is not private to this user.

@@ -37,7 +37,7 @@ WEB_BUCKET = re.compile(rf"(https?)://{_HOST.pattern}")
 def split_url(url: str, name: str) -> tuple[str, str]:
     """Split a URL into its bucket, such as ``s3://name``, and its key, which may be empty.
 
-    A file has an empty bucket, and its path as the key. A web server's key is percent-decoded. Raises
+    For a file, the bucket is empty and the key is the path. A web server's key is percent-decoded. Raises
     ``ConfigError``, which refers to the URL as ``name``.
     """
     if not url.strip() or "\0" in url:
@@ -78,7 +78,7 @@ def join_url(bucket: str, key: str) -> str:
 
 
 def file_url(path: str, name: str) -> str:
-    """Return ``file://`` and the real path. If it is not UTF-8, raises ``ConfigError`` about ``name``."""
+    """Return the real path as a ``file://`` URL. Raises ``ConfigError`` about ``name`` if it is not UTF-8."""
     real = os.path.realpath(path)
     try:
         real.encode()
@@ -138,9 +138,9 @@ _HERE = frozenset({b"", b".", b".."})
 
 
 def is_hidden(key: bytes | str) -> bool:
-    """Return whether a path is hidden, or belongs to the operating system.
+    """Return whether a path is hidden or belongs to the operating system.
 
-    It must be relative to the source, because directories above it may have any name.
+    The path must be relative to the source, because directories above the source may have any name.
     """
     path = key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
     # A leading dot hides a file or folder, such as .DS_Store, ._1.jpg and .ipynb_checkpoints.

@@ -1,4 +1,4 @@
-"""The causes of waiting and the counters of a job, for all reports."""
+"""The causes of waiting and a job's counters, as used in all reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Wait(NamedTuple):
     of: tuple[str, ...]  # the internal causes that it covers
 
     def remedy(self, setup: Collection[str] | None) -> str:
-        """Return the remedies for a setup, or all if the setup is unknown."""
+        """Return the remedies for a setup, or all remedies if the setup is unknown."""
         texts = [
             text
             for text, parts in self.remedies.items()
@@ -95,13 +95,13 @@ _WAIT_FOR = {cause: name for name, wait in WAITS.items() for cause in (name, *wa
 
 
 def wait_for(cause: str) -> str:
-    """Return the name of the cause that covers an internal one, or ``unknown``."""
+    """Return the name of the cause that covers an internal cause, or ``unknown``."""
     return _WAIT_FOR.get(cause, UNKNOWN)
 
 
 @dataclass(slots=True)
 class WorkCounters:
-    """What the coordinator has counted for all ranks of a job since it was opened."""
+    """The coordinator's counters for all ranks of a job since the job was opened."""
 
     # A new counter needs a field of the same name in JobStats.
     batches_read: int = 0

@@ -19,7 +19,7 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises ``FileNotFoundError`` if it is missing, ``ConfigError`` if it is invalid."""
+    """Read a JSON file. Raises ``FileNotFoundError`` if it is missing, and ``ConfigError`` if invalid."""
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -30,12 +30,12 @@ def read_json(path: Path) -> Any:
 
 
 def load_json(text: str, name: str) -> Any:
-    """Parse JSON without duplicate keys. Errors are ``ConfigError`` and refer to the text as ``name``."""
+    """Parse JSON without duplicate keys. Raises ``ConfigError``, which refers to the text as ``name``."""
     return _parsed(lambda: json.loads(text, object_pairs_hook=once_each), "JSON", name)
 
 
 def load_toml(text: str, name: str) -> dict[str, Any]:
-    """Parse TOML. Errors are ``ConfigError`` and refer to the text as ``name``."""
+    """Parse TOML. Raises ``ConfigError``, which refers to the text as ``name``."""
     table: dict[str, Any] = _parsed(lambda: tomllib.loads(text), "TOML", name)
     return table
 

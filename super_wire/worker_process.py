@@ -1,4 +1,4 @@
-"""The coordinator's own worker process, which loads its modules before it gets its arguments."""
+"""The coordinator's own worker process, which loads its modules before it receives its arguments."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _NOT_PASSED_ON = ("SUPER_TOKEN", "SUPER_COORDINATOR")
 
 
 class WorkerProcess:
-    """A worker that loads its modules and waits for :meth:`begin`. It ends with this process.
+    """A worker that loads its modules and waits for :meth:`begin`. It exits when this process does.
 
-    Tools that list processes show ``place``. If ``forks``, the worker is a fork of this process, which must
-    not have started a thread. Raises ``OSError`` if no process can be started.
+    Process listings show ``place``. If ``forks``, the worker is a fork of this process, which must not have
+    started any threads. Raises ``OSError`` if the worker cannot be started.
     """
 
     def __init__(self, place: str, *, forks: bool = False) -> None:
@@ -53,11 +53,11 @@ class WorkerProcess:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the process is running and waits for :meth:`begin`."""
+        """Whether the process is running and waiting for :meth:`begin`."""
         return not self._stdin.closed and self._process.poll() is None
 
     def begin(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Run the worker with these options, and these variables in addition to this process's own.
+        """Run the worker with these arguments and this process's environment plus these variables.
 
         Blocks while the pipe to the worker is full.
         """
@@ -67,7 +67,7 @@ class WorkerProcess:
             stdin.write(json.dumps(message).encode() + b"\n")
 
     async def ended(self) -> int:
-        """Wait for the process to exit, and return its exit code, negative for a signal."""
+        """Wait for the process to exit, and return its exit code, which is negative for a signal."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         descriptor = os.pidfd_open(self._process.pid)
         loop.add_reader(descriptor, ended.set)
@@ -84,7 +84,7 @@ class WorkerProcess:
         self._process.terminate()
 
     def kill(self) -> None:
-        """Kill the worker. Its slots notice and end."""
+        """Kill the worker. Its slots detect this and exit."""
         self._process.kill()
 
 

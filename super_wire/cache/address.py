@@ -1,6 +1,6 @@
 """A cache's address and credentials.
 
-An address is ``redis[s]://host:port/db`` or ``unix:///path/redis.sock?db=N``.
+Addresses have the form ``redis[s]://host:port/db`` or ``unix:///path/redis.sock?db=N``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_DB = 2**31
 
 @dataclass(frozen=True, slots=True)
 class CacheAddress:
-    """The address of a cache node: the ``path`` of a unix socket, or ``host`` and ``port``."""
+    """The address of a cache node: the ``path`` of a unix socket, or a ``host`` and ``port``."""
 
     host: str
     port: int
@@ -124,7 +124,7 @@ class Credentials(ClientTls):
         return cls(username, password, **cls.tls_in(environment))
 
     def check_encrypted(self, address: CacheAddress) -> None:
-        """Raise ``ConfigError`` for plain text beyond loopback, unless ``insecure`` is set."""
+        """Raise ``ConfigError`` for a remote address without TLS, unless ``insecure`` is set."""
         if not (address.tls or address.local or self.insecure):
             raise ConfigError(
                 f"the cache at {address} is not at a loopback address, so TLS is required: use rediss://, "
@@ -133,7 +133,7 @@ class Credentials(ClientTls):
             )
 
     def admit(self, address: CacheAddress) -> None:
-        """Run :meth:`check_encrypted`. Warn once about plain text that ``insecure`` allows."""
+        """Run :meth:`check_encrypted`, and warn once if ``insecure`` allows an unencrypted connection."""
         self.check_encrypted(address)
         if not (address.tls or address.local):
             _warn_once(str(address))

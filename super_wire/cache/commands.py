@@ -1,8 +1,8 @@
-"""Commands to the nodes that own their keys, sent to all nodes in parallel.
+"""Send commands to the nodes that own their keys, in parallel across nodes.
 
-A command whose connection breaks is sent once more, so it must be safe to repeat: a GET, a
-SET of a record (equal ids have equal bytes), or an XADD whose duplicates are dropped. A node
-that is down fails only its own commands.
+If a connection breaks, its commands are sent once more, so they must be safe to repeat: a GET,
+a SET of a record (the same id always has the same bytes), or an XADD whose duplicates are
+dropped. If a node is down, only its own commands fail.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ASKING = encode_command(b"ASKING")
 
 
 class Command(NamedTuple):
-    """An encoded command, for the node that owns ``key``."""
+    """An encoded command for the node that owns ``key``."""
 
     key: bytes
     buffers: tuple[bytes | memoryview, ...]
@@ -46,12 +46,12 @@ class _Destination(NamedTuple):
 
 
 def exchange(nodes: NodeConnections, commands: Sequence[Command], *, timeout_s: float = 10.0) -> list[Result]:
-    """Send commands, and return the reply to each, or an error if there is none."""
+    """Send commands and return the reply to each, or an error if no reply arrives."""
     return _Exchange(nodes, commands, timeout_s).run()
 
 
 class _Exchange:
-    """Commands sent in rounds. All replies of a round are read before the next one begins."""
+    """An exchange in rounds. All replies of a round are read before the next round begins."""
 
     def __init__(self, nodes: NodeConnections, commands: Sequence[Command], timeout_s: float) -> None:
         self._nodes = nodes
@@ -80,7 +80,7 @@ class _Exchange:
         return self._results
 
     def _group(self, remaining: list[int]) -> dict[_Destination, list[int]]:
-        """Group the commands by destination. Commands without a node fail."""
+        """Group the commands by destination. Commands for slots without a node fail."""
         nodes = self._nodes
         if nodes.stale:
             new_owner = next((to.node for to in self._redirected.values() if not to.asking), None)
@@ -106,7 +106,7 @@ class _Exchange:
         return groups
 
     def _send(self, to: _Destination, group: list[int]) -> CacheConnection | None:
-        """Send commands. Return the connection to read from, or ``None`` if sending failed."""
+        """Send commands and return the connection to read from, or ``None`` if sending fails."""
         try:
             connection = self._nodes.connection(to.node)
         except (CacheError, ConfigError) as error:  # ConfigError: not encrypted

@@ -1,4 +1,4 @@
-"""A connection to a cache node, which receives into the caller's memory."""
+"""A connection to a cache node that receives into the caller's memory."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class ProtocolDoubtError(CacheUnreachableError):
 
 
 class CacheConnection:
-    """An open, authenticated connection. After any exception, close it: its stream is undefined.
+    """An open, authenticated connection. Close it after any exception, because its stream is then undefined.
 
     ``owed`` counts unread replies. The next read skips them and appends their errors to ``late_errors``.
-    ``timeout_s`` limits connecting, the handshake and, before :meth:`limit_wait`, each wait for bytes.
+    ``timeout_s`` limits connecting, the handshake and, until :meth:`limit_wait`, each wait for bytes.
 
     Raises:
         CacheUnreachableError: the cache does not respond in time.
-        CacheError: credentials, a certificate or the database are refused.
-        ConfigError: TLS files cannot be used, or the node is beyond loopback and has no TLS.
+        CacheError: the credentials, a certificate or the database is refused.
+        ConfigError: TLS files cannot be used, or a remote node does not use TLS.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class CacheConnection:
             raise
 
     def limit_wait(self, timeout_s: float) -> None:
-        """Limit each further wait for bytes to ``timeout_s``, at most :data:`IO_TIMEOUT_S`."""
+        """Limit each subsequent wait for bytes to ``timeout_s``, but at most :data:`IO_TIMEOUT_S`."""
         limit_s = min(max(timeout_s, _MIN_TIMEOUT_S), IO_TIMEOUT_S)
         if limit_s == self._limit_s:
             return
@@ -103,12 +103,12 @@ class CacheConnection:
         self._limit_s = limit_s
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, which is readable when bytes have arrived."""
+        """Return the socket's descriptor, which becomes readable when bytes arrive."""
         return self._socket.fileno()
 
     @property
     def pending(self) -> bool:
-        """Whether received bytes may be buffered here, in which case the socket need not be readable."""
+        """Whether received bytes may be buffered here, even if the socket is not readable."""
         return self._tls is not None and self._tls.pending
 
     def send(self, data: bytes) -> None:
@@ -127,9 +127,9 @@ class CacheConnection:
             raise self._failure(error) from error
 
     def receive(self, buffers: Sequence[memoryview], *, once: bool = False) -> int:
-        """Receive at least one byte into ``buffers``, in order, and return how many.
+        """Receive at least one byte into ``buffers``, in order, and return the number of bytes.
 
-        If ``once``, waits for the socket only once. Encrypted data may yield no byte yet.
+        With ``once``, wait for the socket only once. The number may then be 0 for encrypted data.
         """
         try:
             if self._tls is None:
@@ -146,7 +146,7 @@ class CacheConnection:
         return count
 
     def ask(self, *words: bytes) -> Reply:
-        """Send a command and return its reply. Raises the :func:`refusal` for an error reply."""
+        """Send a command and return its reply. An error reply raises the exception from :func:`refusal`."""
         (reply,) = self.converse(words)
         if isinstance(reply, ErrorReply):
             raise refusal(self.address, reply.text)
@@ -155,14 +155,14 @@ class CacheConnection:
     def converse(self, *commands: Sequence[bytes], timeout_s: float | None = None) -> list[Reply]:
         """Send commands and return their replies, including errors.
 
-        ``timeout_s`` limits the total wait, by default to the limit of :meth:`limit_wait`.
+        ``timeout_s`` limits the total wait. Its default is the limit set by :meth:`limit_wait`.
         """
         if commands:
             self.send(b"".join([encode_command(*words) for words in commands]))
         return self.replies(len(commands), time.monotonic() + (timeout_s or self._limit_s))
 
     def replies(self, count: int, until_s: float) -> list[Reply]:
-        """Return ``count`` replies, including errors, before the monotonic time ``until_s``."""
+        """Receive and return ``count`` replies, including errors, before the monotonic time ``until_s``."""
         began_s = time.monotonic()
         received, at = b"", 0
         replies: list[Reply] = []
@@ -190,7 +190,7 @@ class CacheConnection:
         self._socket.close()
 
     def _longer(self, received: bytes, began_s: float, until_s: float) -> bytes:
-        """Receive one or more pieces and return all bytes."""
+        """Receive one or more pieces and return them appended to ``received``."""
         pieces = [received, self._next_piece(began_s, until_s)]
         size = len(pieces[1])
         poll = select.poll()
@@ -202,7 +202,7 @@ class CacheConnection:
         return b"".join(pieces)
 
     def _next_piece(self, began_s: float, until_s: float) -> bytes:
-        """Receive some bytes, or none while an encrypted record is incomplete."""
+        """Receive some bytes, or none if an encrypted record is still incomplete."""
         if not self.pending:
             self._wait(select.POLLIN, began_s, until_s)
         piece = memoryview(bytearray(_PIECE_BYTES))
@@ -277,7 +277,7 @@ def _connect(address: CacheAddress, timeout_s: float) -> socket.socket:
 
 
 def _join(buffers: Sequence[bytes | memoryview]) -> Iterator[bytes]:
-    """Join buffers into pieces of at least 64 KiB, except the last, without splitting any."""
+    """Join buffers into pieces of at least 64 KiB (except the last) without splitting a buffer."""
     pending: list[bytes | memoryview] = []
     pending_bytes = 0
     for buffer in buffers:

@@ -1,4 +1,4 @@
-"""The nodes of a cache: which node owns which slots, and the connections to them."""
+"""A cache's nodes: the slots that each owns, and the connections to them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Node(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotMap:
-    """The masters, ordered by their first slots, and the index of each slot's master, or -1."""
+    """The masters, ordered by their first slots, and the index of each slot's master (-1 if unknown)."""
 
     # Replicas are excluded, because the latest writes may not have reached them.
     nodes: tuple[Node, ...]
@@ -68,14 +68,14 @@ class SlotMap:
 
 
 class Redirection(NamedTuple):
-    """A redirection to another node, for all commands to a slot or (``ASK``) for a single one."""
+    """A redirection to another node, for all commands to a slot (``MOVED``) or a single one (``ASK``)."""
 
     kind: Literal["MOVED", "ASK"]
     node: Node
 
 
 def key_slot(key: bytes) -> int:
-    """Return a key's slot: CRC-16/XMODEM modulo 16384, over the hash tag only if the key has one."""
+    """Return a key's slot: CRC-16/XMODEM modulo 16384 of its hash tag, or of the key if it has none."""
     # The tag is the text between the first { and the next }, unless it is empty.
     start = key.find(b"{")
     if start >= 0:
@@ -120,7 +120,7 @@ def _node_at(host: str, port: int, sender: Node) -> Node:
 
 
 def _range(item: Reply, sender: Node) -> tuple[int, int, Node | None]:
-    """Return an entry's first and last slot, and its master if that has an address."""
+    """Return an entry's first and last slot, and its master, or ``None`` if the master has no address."""
     match item:
         case [int(first), int(last), master, *_] if 0 <= first <= last < SLOTS:
             return first, last, _master(master, sender)
@@ -149,10 +149,10 @@ def _is_number(text: str, limit: int) -> bool:
 
 
 class NodeConnections:
-    """Connections to a cache's nodes, opened on demand, and its slot map. Not thread-safe.
+    """Connections to a cache's nodes, opened on demand, and the cache's slot map. Not thread-safe.
 
-    ``renew_credentials`` is called with refused credentials and the cache's error. It returns new
-    credentials, which are tried once, or raises.
+    ``renew_credentials`` is called with the refused credentials and the cache's error. It returns new
+    credentials, which are tried once, or raises an exception.
     """
 
     def __init__(
@@ -181,12 +181,12 @@ class NodeConnections:
 
     @property
     def all_broken(self) -> str:
-        """The errors of all nodes if none is tried before :meth:`renew`, otherwise an empty string."""
+        """The errors of all nodes if every node is broken, otherwise an empty string."""
         known = {self.home} if self.slots is None else set(self.slots.nodes)
         return "; ".join(map(str, self.broken.values())) if self.broken.keys() >= known else ""
 
     def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Connect to the configured node and discover the others. Raises what ``CacheConnection`` raises."""
+        """Connect to the configured node and discover the others. Raises ``CacheConnection``'s errors."""
         connection = self.connection(self.home, timeout_s)
         try:
             self.slots, self.stale = _query_slots(connection, self.home, timeout_s), False
@@ -196,7 +196,7 @@ class NodeConnections:
         self._close_unknown()
 
     def connection(self, node: Node, timeout_s: float = CONNECT_TIMEOUT_S) -> CacheConnection:
-        """Return the connection to a node, opening it if necessary. Raises the error of a broken node."""
+        """Return the connection to a node, opening it if necessary. Raises a broken node's error."""
         if node in self.opened:
             return self.opened[node]
         if node in self.broken:
@@ -216,7 +216,7 @@ class NodeConnections:
         return self.home if self.slots is None else self.slots.node_of(key_slot(key))
 
     def refresh(self, timeout_s: float, *, first: Node | None = None) -> None:
-        """Request the slot map from one node after another, ``first`` first, for at most ``timeout_s``.
+        """Request the slot map from each node in turn, starting with ``first``, for at most ``timeout_s``.
 
         If no node sends a map, the old one is kept.
         """
@@ -243,7 +243,7 @@ class NodeConnections:
         self._close_unknown()
 
     def ping(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Read a missing record from every node. Raises :class:`CacheError` if a node fails or refuses."""
+        """Read a nonexistent record from every node. Raises :class:`CacheError` if a read fails."""
         for node in (self.slots.nodes if self.slots else ()) or (self.home,):
             connection = self.connection(node, timeout_s)
             (reply,) = connection.converse((b"GET", cache_key(bytes(ID_BYTES))))
@@ -251,7 +251,7 @@ class NodeConnections:
                 raise refusal(connection.address, reply.text)
 
     def lose(self, node: Node, reason: str) -> None:
-        """Close a failed connection. Before :meth:`renew`, the node may be connected only once more."""
+        """Close a failed connection. The node can be reconnected only once before the next :meth:`renew`."""
         self.drop(node)
         if node in self._lost_once:
             self.broken.setdefault(node, CacheUnreachableError(reason))
@@ -295,7 +295,7 @@ class NodeConnections:
 
 
 def _query_slots(connection: CacheConnection, node: Node, timeout_s: float) -> SlotMap | None:
-    """Return a node's slot map, or ``None`` if it is not in a cluster or refuses the command."""
+    """Return a node's slot map, or ``None`` if the node is not in a cluster or refuses the command."""
     (reply,) = connection.converse((b"CLUSTER", b"SLOTS"), timeout_s=timeout_s)
     if isinstance(reply, ErrorReply):
         if is_passing(reply.text) or wants_credentials(reply.text):

@@ -1,4 +1,4 @@
-"""The Redis protocol, RESP2, and the meaning of its errors. Does no I/O."""
+"""The Redis protocol, RESP2, and the meaning of its errors. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_ELEMENTS = 2**20
 
 
 class MalformedReplyError(ValueError):
-    """The bytes are not a reply within the limits. The stream can no longer be used."""
+    """The bytes are not a valid reply, or exceed a limit. The stream can no longer be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def parse_reply(data: bytes | bytearray | memoryview, at: int = 0) -> tuple[Repl
     >>> parse_reply(b"*2\r\n:7\r\n$2\r\nhi\r\n")
     ([7, b'hi'], 16)
 
-    Raises ``MalformedReplyError`` if no further bytes could complete it.
+    Raises ``MalformedReplyError`` if no further bytes could complete the reply.
     """
     try:
         return _reply(bytes(data), at, 1)  # a memoryview has no find
@@ -123,7 +123,7 @@ _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "H
 
 
 class WrongPasswordError(CacheError):
-    """The cache requires other credentials."""
+    """The cache requires different credentials."""
 
 
 def is_passing(text: str) -> bool:
@@ -144,12 +144,12 @@ def wants_credentials(text: str) -> bool:
 
 
 def is_redirection(text: str) -> bool:
-    """Return whether an error reply names another node of the cluster."""
+    """Return whether an error reply redirects to another node of the cluster."""
     return text.startswith(("MOVED ", "ASK "))
 
 
 def refusal(address: CacheAddress | str, text: str) -> CacheError:
-    """Return the exception for an error reply, ``CacheUnreachableError`` for a temporary state."""
+    """Return the exception for an error reply. For a temporary state, it is ``CacheUnreachableError``."""
     if is_passing(text):
         return CacheUnreachableError(f"the cache at {address} is not ready: {text}")
     if wants_credentials(text):
@@ -175,7 +175,7 @@ def no_redis(address: CacheAddress, received: bytes, error: Exception) -> CacheE
 
 
 def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
-    """Return the exception for an OpenSSL failure. It is permanent if a certificate is refused."""
+    """Return the exception for an OpenSSL failure, a permanent one if a certificate was refused."""
     reason = error.reason or str(error)
     peer = f"the cache at {address}"
     if reason == "CERTIFICATE_VERIFY_FAILED":
@@ -194,7 +194,7 @@ def tls_failure(address: CacheAddress, error: ssl.SSLError) -> CacheError:
 
 
 def silence_hint(address: CacheAddress, *, encrypted: bool) -> str:
-    """Return a hint for a peer that sent nothing or hung up. ``encrypted`` means after a TLS handshake."""
+    """Return a hint about a peer that sent nothing or hung up, after a TLS handshake if ``encrypted``."""
     if encrypted:
         return " (does it require a client certificate? Set SUPER_CACHE_CERT_FILE and SUPER_CACHE_KEY_FILE)"
     if address.tls:

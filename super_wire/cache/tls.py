@@ -18,7 +18,7 @@ _PIECE_BYTES = 256 * 1024
 class TlsStream:
     """An encrypted stream over a blocking socket, which it does not close.
 
-    The constructor performs the handshake within ``timeout_s``, exceeded by at most one of the socket's
+    The constructor performs the handshake, which may exceed ``timeout_s`` by at most one of the socket's
     waits. Raises ``OSError`` if the connection is lost, or the handshake fails (``ssl.SSLError``) or times
     out.
     """
@@ -35,16 +35,16 @@ class TlsStream:
         self._shake_hands(time.monotonic() + timeout_s)
 
     def encrypted(self, data: bytes) -> bytes:
-        """Return the bytes to send for ``data``."""
+        """Encrypt ``data`` and return the bytes to send."""
         remaining = memoryview(data)
         while remaining:
             remaining = remaining[self._tls.write(remaining) :]
         return self._outgoing.read()
 
     def receive_some(self, buffers: Sequence[memoryview]) -> int:
-        """Receive into ``buffers``, waiting for the socket at most once. Return the number of bytes.
+        """Receive into ``buffers``, waiting for the socket at most once, and return the number of bytes.
 
-        The number is 0 if an encrypted record is still incomplete. Raises ``EOFError`` at the end.
+        The number is 0 if an encrypted record is still incomplete. Raises ``EOFError`` when the stream ends.
         """
         if not self.pending:
             self._fill()

@@ -1,4 +1,4 @@
-"""The object client of functions, listings, stores and commands."""
+"""The object client that functions, listings, stores and commands use."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ __all__ = [
 def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[str, ...] = ()) -> Bucket:
     """Return this process's client for a bucket such as ``s3://name``, configured by its environment.
 
-    ``hosts`` are the allowed web servers, each as ``https://host``. For ``None``, see
-    :func:`superdl.super_wire.objects.web.may_read`. ``roots`` are the directories to which links in a
-    ``file://`` bucket may lead, by default only the bucket itself.
+    ``hosts`` lists the allowed web servers, each as ``https://host``. For ``None``, see
+    :func:`superdl.super_wire.objects.web.may_read`. ``roots`` lists the directories that links in a
+    ``file://`` bucket may point into, by default only the bucket itself.
 
     Raises:
-        ConfigError: the kind is unknown, a package is missing, or a directory is outside all ``roots``.
-        ObjectError: the environment has no value for a setting that the client needs.
+        ConfigError: the scheme is unknown, a package is missing, or a directory is outside all ``roots``.
+        ObjectError: the environment lacks a setting that the client needs.
     """
     # Import clients on demand: their packages may be missing, or slow to import.
     if bucket.startswith("s3://") and bucket != "s3://":
@@ -70,7 +70,7 @@ def open_bucket(bucket: str, hosts: tuple[str, ...] | None = None, roots: tuple[
 
 
 def pinned_bucket(bucket: str) -> str:
-    """Return the bucket, with the current commit in place of a branch or tag on the Hub."""
+    """Return the bucket with a branch or tag on the Hub replaced by its current commit."""
     if not bucket.startswith("hf://"):
         return bucket
     from superdl.super_wire.objects.hub import open_dataset

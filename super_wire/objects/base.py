@@ -29,7 +29,7 @@ ATTEMPTS = 3
 
 
 class Fault(enum.Enum):
-    """The cause of a failed request: the name of an ``Outcome``, and the errors for source and store."""
+    """The cause of a failed request, with the name of its ``Outcome`` and the errors for source and store."""
 
     MISSING = "missing", SourceNotFoundError, StoreGoneError
     CHANGED = "changed", SourceError, StoreGoneError  # also if the object ends before the requested span
@@ -104,7 +104,7 @@ class Span(NamedTuple):
         return f"bytes={self.begin}" if self.begin < 0 else f"bytes={self.begin}-{self.end - 1}"
 
     def within(self, size_bytes: int) -> Span:
-        """Clip the span to an object of ``size_bytes``. It is empty if the object ends before the span."""
+        """Clip the span to an object's size. The result is empty if the object ends before the span."""
         if self.begin < 0:
             return Span(max(size_bytes + self.begin, 0), size_bytes)
         return Span(self.begin, max(min(self.end, size_bytes), self.begin))
@@ -137,7 +137,7 @@ class Pending(Protocol):
 
 
 class Bucket(ABC):
-    """A client for the objects of one bucket. Thread-safe. Each method raises :class:`ObjectError`."""
+    """A thread-safe client for the objects in one bucket. All methods can raise :class:`ObjectError`."""
 
     name: str  # as in source URLs
     threads: int = 16  # the best number of reader threads
@@ -159,11 +159,11 @@ class Bucket(ABC):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,  # noqa: ARG002
     ) -> bytes | bytearray:
-        """Return the bytes of an object, or of a span of it, which is cut off where the object ends.
+        """Return the bytes of an object, or of a span of it, clipped to the end of the object.
 
         Raises the fault ``CHANGED`` if the object has a different ``version``. An empty version matches any.
-        Calls ``before`` once, with the number of bytes, before they are received, and propagates its errors.
-        ``begun`` is the result of :meth:`begin` for the same arguments, and is consumed.
+        Calls ``before`` once with the number of bytes, before receiving them, and propagates its errors.
+        ``begun`` is the result of :meth:`begin` for the same arguments. It can be used only once.
         """
         return self._fetch(key, version, span, before)
 
@@ -171,7 +171,7 @@ class Bucket(ABC):
     def _fetch(
         self, key: str, version: str, span: Span | None, before: Callable[[int], None]
     ) -> bytes | bytearray:
-        """Read an object that :meth:`begin` has not requested. Takes the arguments of :meth:`read`."""
+        """Read an object that was not requested with :meth:`begin`. Takes the arguments of :meth:`read`."""
 
     @abstractmethod
     def head(self, key: str) -> tuple[str, int]:
@@ -180,14 +180,14 @@ class Bucket(ABC):
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:  # noqa: ARG002
         """Yield all objects below a prefix, which must be empty or end with ``/``.
 
-        With ``folders``, yield only the objects directly below it, and its folders' prefixes.
+        With ``folders``, yield only the objects directly below the prefix, and the prefixes of its folders.
         """
         raise ConfigError(f"{self.name} cannot be listed by this client")
 
     def put(self, key: str, body: bytes | BinaryIO, *, content_type: str = "", md5: str = "") -> None:  # noqa: ARG002
         """Write an object atomically, from bytes or from the start of a file.
 
-        The server verifies ``md5``, a digest in base64. ``content_type`` is for HTTP readers.
+        The server verifies ``md5``, a base64 digest. ``content_type`` is for HTTP readers.
         """
         raise self._read_only()
 
@@ -200,13 +200,13 @@ class Bucket(ABC):
 
 
 def check_version(actual: str, version: str) -> None:
-    """Raise the fault ``CHANGED`` unless ``actual`` is the listed version, which sample ids contain."""
+    """Raise the fault ``CHANGED`` unless ``actual`` is the catalog's version, which is part of sample ids."""
     if actual != version:
         raise ObjectError(Fault.CHANGED, f"the version is {actual}, but the catalog lists {version}")
 
 
 def check_range(content_range: str, size_bytes: int, span: Span) -> None:
-    """Raise the fault ``FAILED`` unless a response is the span, up to the end of the object."""
+    """Raise the fault ``FAILED`` unless a response matches the span, clipped to the object."""
     match = CONTENT_RANGE.fullmatch(content_range)
     first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
     if (first, last + 1) != span.within(total) or size_bytes != last + 1 - first:

@@ -1,4 +1,4 @@
-"""Buckets of Google and Azure, read with obstore from the extra ``clouds``."""
+"""Google and Azure buckets, read with obstore, which the ``clouds`` extra installs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _SHOWN = 300
 
 
 def open_cloud(bucket: str) -> _Cloud:
-    """Return the client for ``gs://name`` or ``az://container``. Raises as ``open_bucket`` does."""
+    """Return the client for ``gs://name`` or ``az://container``. Raises the errors of ``open_bucket``."""
     settings = frozenset(item for item in os.environ.items() if item[0].startswith(_PREFIXES))
     return _cached_client(bucket, os.getpid(), settings)
 

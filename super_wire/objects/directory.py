@@ -1,4 +1,4 @@
-"""Directories as buckets, ``file://``. No key can escape its directory, by ``..`` or through a link."""
+"""Directories as ``file://`` buckets. No key can escape its directory through ``..`` or a link."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Directory(Bucket):
-    """A directory. Links in it may lead into ``allowed_roots``, by default only into the directory itself.
+    """A directory. Its links may point into ``allowed_roots``, by default only into the directory itself.
 
     Raises ``ConfigError`` if ``root`` is relative, or outside all ``allowed_roots``.
     """
@@ -64,7 +64,7 @@ class Directory(Bucket):
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
-        """Open a regular file for reading. Converts ``OSError`` to ``ObjectError``."""
+        """Open a regular file for reading, and convert ``OSError`` to ``ObjectError``."""
         try:
             descriptor = self._open(key)
             try:

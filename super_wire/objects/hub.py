@@ -40,7 +40,7 @@ class _Location(NamedTuple):
 
 
 def open_dataset(bucket: str) -> Dataset:
-    """Return this process's client for a dataset. Raises as ``open_bucket`` does."""
+    """Return this process's client for a dataset. Raises the errors of ``open_bucket``."""
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or _HUB
     return _opened(bucket, os.getpid(), endpoint, os.environ.get("HF_TOKEN", "").strip())
 
@@ -143,7 +143,7 @@ class Dataset(Bucket):
         return location
 
     def _json(self, path: str) -> tuple[Any, str]:
-        """Return a parsed response, or ``None`` if it is invalid, and the next page's query, if any."""
+        """Return a parsed response (``None`` if it is invalid) and the query for the next page, if any."""
         url = f"{self._endpoint}/api/{self._name}/{path}"
         with send("GET", url, self._headers, self._is_on_hub) as response:
             if not response.good:
@@ -157,7 +157,7 @@ class Dataset(Bucket):
         return parsed, urlsplit(following[1]).query if following else ""
 
     def _is_on_hub(self, url: str) -> bool:
-        """Return whether a redirect stays on the Hub and may receive the token."""
+        """Return whether a redirect stays on the Hub, which may receive the token."""
         return server_of(url) == server_of(self._endpoint)
 
     def _check_redirect(self, url: str) -> bool:

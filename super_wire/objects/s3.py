@@ -2,7 +2,7 @@
 
 A GET is first sent over a lean connection. If that fails, urllib3 sends it again: this general path
 retries, follows a bucket to its region and converts refusals to :class:`ObjectError`. All other
-requests take it from the start, as do all requests behind a proxy.
+requests, and all requests behind a proxy, take this path from the start.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 def open_s3(name: str, patience: Patience = Patience()) -> S3Bucket:  # noqa: B008  # frozen
-    """Return this process's client for a bucket, with the settings of its environment."""
+    """Return this process's client for a bucket, configured by the process's environment."""
     return _cached_client(name, patience, os.getpid(), settings_of_s3())
 
 
@@ -75,7 +75,7 @@ def close_connections() -> None:
 
 
 class S3Bucket(Bucket):
-    """The client for a bucket. After a fork, it opens new connections."""
+    """A client for a bucket. After a fork, the child opens new connections."""
 
     def __init__(self, bucket: str, account: Account, patience: Patience = Patience()) -> None:  # noqa: B008
         self.name = f"s3://{bucket}"
@@ -118,7 +118,7 @@ class S3Bucket(Bucket):
         before: Callable[[int], None] = lambda _: None,
         begun: Pending | None = None,
     ) -> bytes | bytearray:
-        """Return the bytes of an object, or of a span of it, as described by ``Bucket.read``."""
+        """Return the bytes of an object, or of a span of it. See ``Bucket.read``."""
         sizes: list[int] = []
 
         def before_once(size_bytes: int) -> None:
@@ -167,7 +167,7 @@ class S3Bucket(Bucket):
                 raise
 
     def pages(self, prefix: str, *, folders: bool = False) -> Iterator[Page]:
-        """Yield all objects below a prefix, or only those directly below it and its folders."""
+        """Yield all objects below a prefix or, with ``folders``, those directly below it and its folders."""
         query = {"list-type": "2", "encoding-type": "url", "prefix": prefix}
         query |= {"delimiter": "/"} if folders else {}
 
@@ -208,7 +208,7 @@ class S3Bucket(Bucket):
             self._close_route()
 
     def forget(self) -> None:
-        """Drop connections, locks and credentials, which in a forked child belong to the parent."""
+        """In a forked child, drop the connections, locks and credentials, which belong to the parent."""
         self._lock, self.page_lock = threading.Lock(), threading.Lock()
         self._current, self._account = None, account_of(os.getpid(), settings_of_s3())
 
@@ -234,9 +234,9 @@ class S3Bucket(Bucket):
     def _send(
         self, request: Request, receive: Callable[[urllib3.BaseHTTPResponse], T], attempts: int = 0
     ) -> T:
-        """Send a request and return the result of ``receive`` for the response, whose body is still unread.
+        """Send a request, call ``receive`` with the response before reading its body, and return the result.
 
-        Propagates the errors of ``receive``. For 0 ``attempts``, the default number applies.
+        Errors of ``receive`` are propagated. If ``attempts`` is 0, the default number applies.
         """
         attempts = attempts_left = attempts or self._patience.attempts
         followed = False

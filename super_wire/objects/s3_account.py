@@ -47,7 +47,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An S3 server, and the prefix that its URLs have before an object's key."""
+    """An S3 server, and the path that precedes an object's key in its URLs."""
 
     scheme: str
     host: str
@@ -93,7 +93,7 @@ class Account:
 
     @property
     def credentials(self) -> Callable[[], ReadOnlyCredentials] | None:
-        """A function that returns valid credentials or raises ``ObjectError``. ``None`` if anonymous."""
+        """A function that returns valid credentials or raises ``ObjectError``, or ``None`` if anonymous."""
         return None if self.anonymous else self._valid_credentials
 
     def endpoint(self, bucket: str, region: str = "") -> Endpoint:
@@ -258,9 +258,9 @@ class _Moment:
 
 
 class Signer:
-    """Signs requests with AWS Signature Version 4. Thread-safe.
+    """A thread-safe signer of requests with AWS Signature Version 4.
 
-    ``credentials`` is called at most once a second and returns valid credentials. With ``None``, requests
+    ``credentials`` is called at most once a second and returns valid credentials. If ``None``, requests
     are not signed. ``host`` is the value of the Host header, with the port if it is not the default.
     """
 
@@ -290,7 +290,7 @@ class Signer:
     ) -> list[str]:
         """Return a request's header lines, including the signature.
 
-        ``path`` and ``query`` come from :func:`object_path` and :func:`query_of`. ``headers`` are further
+        ``path`` and ``query`` come from :func:`object_path` and :func:`query_of`. ``headers`` are other
         lines such as ``range:bytes=0-9``, sorted, with names between ``host`` and ``x-amz``. The names in
         ``before_host`` sort before ``host``. ``digest`` is the SHA-256 of the body. Raises ``ObjectError``
         if there are no credentials.

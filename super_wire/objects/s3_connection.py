@@ -1,4 +1,4 @@
-"""Requests to an S3 bucket: GETs over lean persistent connections, all others through urllib3."""
+"""Requests to an S3 bucket: GETs over lean persistent connections, and others through urllib3."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class UnreachableError(OSError):
 
 
 class UnusualResponseError(Exception):
-    """The response is not an object with a known size. The general path finds out the reason."""
+    """The response is not an object with a known size. A retry through urllib3 reveals the reason."""
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ def headers_of(etag: str, span: Span | None) -> list[str]:
 
 @dataclass(slots=True, repr=False)  # the request contains a session token
 class PendingGet:
-    """A GET request in flight, on a connection that it does not share."""
+    """A GET request in flight, on a connection of its own."""
 
     route: Route
     connection: S3Connection
@@ -221,7 +221,7 @@ class Request:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Route:
-    """A server and how to reach it. Shared by threads, but each GET has its own connection."""
+    """A server and the means to reach it, shared by threads. Each GET has its own connection."""
 
     endpoint: Endpoint
     signer: Signer
@@ -287,7 +287,7 @@ class Route:
         return data
 
     def send(self, request: Request) -> Any:
-        """Send a request through urllib3, and return its response, whose body is still unread."""
+        """Send a request through urllib3, and return the response with its body still unread."""
         prefix = self.endpoint.path_prefix
         path = prefix or "/" if request.key is None else object_path(prefix, request.key)
         lines = self.signer.lines(

@@ -1,4 +1,4 @@
-"""Parsing of S3's responses: pages of a listing, and errors."""
+"""Parsing of S3's responses: listing pages and errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TEXT_BYTES = 2**16  # longer than any text in a response, so expat does not spl
 def parse_page(content: bytes) -> tuple[Page, str]:
     """Parse a ListObjectsV2 response. Raises ``ObjectError`` if it is invalid.
 
-    Returns a page, and the continuation token, which is empty after the last page.
+    Returns a page and the continuation token, which is empty for the last page.
     """
     objects: list[Listed] = []
     # A regex takes a third of the parser's time. If a comment could hide objects, parse everything.
@@ -113,7 +113,7 @@ def _decoded(name: str) -> str:
 
 
 def region_in(status: int, headers: Mapping[str, str], content: bytes) -> str:
-    """Return the bucket's region if an error response contains it, or an empty string."""
+    """Return the bucket's region if an error response contains it, otherwise an empty string."""
     if status not in _MOVED | {400}:  # 400 is the response to HEAD
         return ""
     region = headers.get("x-amz-bucket-region") or _error_fields(content).get("Region", "")

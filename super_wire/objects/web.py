@@ -1,4 +1,4 @@
-"""Web servers as buckets, ``https://host``, and the HTTP requests and proxies of all clients."""
+"""Web servers as ``https://host`` buckets, and the HTTP requests and proxies of all clients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SHOWN = 200
 
 
 def may_read(server: str, hosts: tuple[str, ...] | None) -> bool:
-    """Return whether ``https://host`` is in ``hosts``, or may be read by default if ``hosts`` is ``None``."""
+    """Return whether ``https://host`` is in ``hosts`` or, if that is ``None``, may be read by default."""
     # Internal services, such as a cloud's metadata, have no certificate for their name. So require
     # TLS, except on this machine.
     if hosts is not None:
@@ -74,7 +74,7 @@ class Site(Bucket):
             return _version(response), response.size
 
     def pages(self, prefix: str, *, folders: bool = False) -> NoReturn:  # noqa: ARG002
-        """Raise ``ConfigError``: web servers have no listings."""
+        """Raise ``ConfigError``, because web servers have no listings."""
         raise ConfigError(
             f"{self.name}/{prefix}: web servers cannot be listed. Name the samples in a key_list, and pass "
             "shards to superdl index one by one"
@@ -115,7 +115,7 @@ class Response(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """Whether the response is an object, or a span of one."""
+        """Whether the response contains an object, or a span of one."""
         return self.status in {_OK, _PARTIAL}
 
     @property
@@ -141,7 +141,7 @@ class Response(NamedTuple):
         return ObjectError(fault_of(self.status), reason + remedy)
 
     def content(self, span: Span | None, before: Callable[[int], None]) -> bytes:
-        """Return the body, which must be the requested span. ``before`` is as in ``Bucket.read``."""
+        """Return the body, which must be the requested span. Calls ``before`` as ``Bucket.read`` does."""
         size = self.number("Content-Length")
         if "Transfer-Encoding" in self.headers:  # the length is invalid then
             raise ObjectError(Fault.FAILED, "the server sends both Transfer-Encoding and Content-Length")
@@ -176,7 +176,7 @@ def checked_path(key: str) -> str:
 
 
 def range_header(span: Span | None) -> dict[str, str]:
-    """Return the headers that request a span. Without a span, there are none."""
+    """Return the headers that request a span, or none without a span."""
     return {} if span is None else {"Range": span.header}
 
 
@@ -184,10 +184,10 @@ def range_header(span: Span | None) -> dict[str, str]:
 def send(
     method: str, url: str, headers: Mapping[str, str], follow: Callable[[str], bool]
 ) -> Iterator[Response]:
-    """Send a request and yield its response with the body still unread.
+    """Send a request and yield the response with its body still unread.
 
-    ``follow`` is called with a redirect's URL. It returns whether to follow it, with the same headers;
-    otherwise the redirect is the response. Connection failures, also in the block, become ``ObjectError``.
+    ``follow`` is called with a redirect's URL and returns whether to follow it with the same headers. If not,
+    the redirect is the response. Connection failures become ``ObjectError``, even within the block.
     """
     # Refuse compression, because ranges and lengths must count the stored bytes.
     sent = {**headers, "Accept-Encoding": "identity", "User-Agent": "superdl"}

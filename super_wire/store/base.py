@@ -1,4 +1,4 @@
-"""The interface of every kind of store."""
+"""The interface of all kinds of stores."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class Store(abc.ABC):
     requests: int = 0  # requests sent so far; 0 for a directory
 
     def packs(self) -> dict[str, int]:
-        """Return the packs' lengths by name."""
+        """Return the lengths of all packs, by name."""
         return {pack.name: pack.bytes for pack in self._list(PACKS)}
 
     def read(self, pack: str, offset: int, length: int) -> bytes:
-        """Read bytes of a pack, which may be cut off. Callers must check them."""
+        """Read bytes of a pack. The result may be cut off, so callers must check it."""
         return self.read_many(pack, [(offset, length)])[0]
 
     @abc.abstractmethod
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read (offset, length) spans of a pack, each of which may be cut off."""
+        """Read (offset, length) spans of a pack. Each result may be cut off."""
 
     def read_index(self, pack: str, size: int) -> PackIndex:
         """Read the index of a pack of ``size`` bytes."""
@@ -80,7 +80,7 @@ class Store(abc.ABC):
         return self._contents(INDEX, name, MAX_SEGMENT_BYTES)
 
     def write_segment(self, data: bytes, collection: str = "") -> str:
-        """Write a segment under a new name, which begins with ``collection``, and return the name."""
+        """Write a segment under a new name that begins with ``collection``, and return the name."""
         name = f"{collection}{collection and '-'}{secrets.token_hex(12)}.segment"
         self._put(INDEX, name, data)
         return name
@@ -103,7 +103,7 @@ class Store(abc.ABC):
         return [name for name in recent if name != instance]
 
     def mark_used(self, collection: str) -> None:
-        """Record the time at which a job opens a collection."""
+        """Record the current time as the last time a job opened a collection."""
         self._put(USED, collection, b"")
 
     def used(self) -> dict[str, float]:
@@ -111,7 +111,7 @@ class Store(abc.ABC):
         return {collection.name: collection.written for collection in self._list(USED)}
 
     def sweep(self, now: float) -> int:
-        """Remove unfinished files that are over a day old, and return how many there were."""
+        """Remove unfinished files that are over a day old, and return their number."""
         self._check_writing()
         folders = {folder: self._list(folder) for folder in (TEMPORARY, OPEN)}
         old = [
@@ -134,7 +134,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def _put(self, folder: str, name: str, data: bytes) -> None:
-        """Write a file atomically, replacing an old one."""
+        """Write a file atomically, replacing any existing one."""
 
     @abc.abstractmethod
     def _remove(self, folder: str, name: str) -> None:

@@ -1,6 +1,6 @@
 """A store under an S3 prefix.
 
-A pack takes one PUT. Records are read with ranged GETs, and neighbouring records share a GET.
+Each pack is written with one PUT. Records are read with ranged GETs, and neighbouring records share a GET.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAX_GET_BYTES = 2**26  # of a GET for several records
 
 
 class BucketStore(Store):
-    """A store under an S3 prefix, for any number of threads."""
+    """A thread-safe store under an S3 prefix."""
 
     def __init__(self, bucket: Bucket, prefix: str, *, read_only: bool) -> None:
         self._bucket = bucket
@@ -53,10 +53,10 @@ class BucketStore(Store):
 
     @classmethod
     def open(cls, bucket: Bucket, prefix: str, *, create: bool, read_only: bool = False) -> BucketStore:
-        """Open the store under a prefix, which has no trailing slash. Creates it if ``create``.
+        """Open the store under a prefix without a trailing slash. With ``create``, create it if necessary.
 
         Raises:
-            StoreGoneError: there is no store to open and it may not be created, or there is no bucket.
+            StoreGoneError: the store does not exist and may not be created, or there is no bucket.
             StoreFormatError: the prefix contains other objects, or a store of a different version.
         """
         store = cls(bucket, prefix, read_only=read_only)
@@ -73,7 +73,7 @@ class BucketStore(Store):
         return store
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read (offset, length) spans of a pack, each of which may be cut off. Neighbours share a request."""
+        """Read (offset, length) spans of a pack, with one request for neighbours. Each may be cut off."""
         contents = [b""] * len(spans)
         for group in _group_neighbours(spans):
             begin = spans[group[0]][0]
@@ -112,7 +112,7 @@ class BucketStore(Store):
         return mark
 
     def _first_key(self, name: str) -> str:
-        """Return the first of the store's keys that begin with ``name``, if any."""
+        """Return the store's first key that begins with ``name``, or an empty string."""
         with self._failures(name):
             self._count()
             pages = self._bucket.pages(self._prefix + name)
@@ -184,7 +184,7 @@ def _key(folder: str, name: str) -> str:
 
 
 def _group_neighbours(spans: Sequence[tuple[int, int]]) -> Iterator[list[int]]:
-    """Yield groups of span indices to read with one request each. At most half of the bytes are wasted."""
+    """Yield groups of span indices, with one request per group. At most half of its bytes are wasted."""
     group: list[int] = []
     begin = end = wasted = 0
     for index in sorted(range(len(spans)), key=spans.__getitem__):

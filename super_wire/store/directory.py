@@ -40,7 +40,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class DirectoryStore(Store):
-    """A store in a directory. Keeps no file open, and can be pickled."""
+    """A store in a directory. It keeps no files open and can be pickled."""
 
     address: str
     id: str
@@ -48,10 +48,10 @@ class DirectoryStore(Store):
 
     @classmethod
     def open(cls, path: str | Path, *, create: bool, read_only: bool = False) -> DirectoryStore:
-        """Open the store in a directory. If ``create``, creates it with mode 0700.
+        """Open the store in a directory. With ``create``, create it with mode 0700 if necessary.
 
         Raises:
-            StoreGoneError: there is no store to open and it may not be created.
+            StoreGoneError: the store does not exist and may not be created.
             StoreFormatError: the directory contains other files, or a store of a different version.
             StoreRefusedError: the store is private to another user, or permission is denied.
         """
@@ -73,7 +73,7 @@ class DirectoryStore(Store):
             return os.open(pack, _READ, dir_fd=folder)
 
     def read_many(self, pack: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Read (offset, length) spans of a pack, each of which may be cut off."""
+        """Read (offset, length) spans of a pack. Each result may be cut off."""
         descriptor = self.open_pack(pack)
         try:
             with _failures(_below(self.address, PACKS, pack)):
@@ -105,7 +105,7 @@ class DirectoryStore(Store):
 
     @contextlib.contextmanager
     def _folder(self, folder: str, name: str | None = None, *, writing: bool = False) -> Iterator[int]:
-        """Open the folder for the file ``name``. The first writer creates it."""
+        """Open the folder for the file ``name``. The first writer creates the folder."""
         if writing:
             self._check_writing()
         path = _below(self.address, folder)

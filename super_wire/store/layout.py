@@ -27,7 +27,7 @@ MARK = "store.json"
 PACKS, INDEX, OPEN, USED, TEMPORARY = ("packs", "index", "open", "used", "tmp")
 # The state of coordinators, in the directory of a store but not part of it.
 CATALOGS = "catalogs"
-# For this long after it last touched the store, an instance counts as using it.
+# An instance counts as using the store for this long after last touching it.
 IN_USE_S = 600.0
 # After this time, any process may remove a writer's unfinished files.
 ABANDONED_S = 86400.0
@@ -60,7 +60,7 @@ _FAILURES: dict[int | None, type[StoreError]] = {
 def parse_store(text: str) -> str:
     """Return a store's address in normal form: ``s3://bucket/prefix``, or a directory's real path.
 
-    ``~`` is the user's home. Raises ``ConfigError`` for anything else.
+    ``~`` stands for the user's home directory. Raises ``ConfigError`` for anything else.
     """
     if not text.strip() or "\0" in text:
         raise ConfigError(f"{_FORMS}, not {text[:80]!r}")
@@ -107,7 +107,7 @@ def is_name(folder: str, name: str) -> bool:
 
 
 def checked_name(folder: str, name: str) -> str:
-    """Return the name. Raises ``StoreFormatError`` for invalid ones, which could lead out of the store."""
+    """Check and return a name, so that it cannot lead out of the store. Raises ``StoreFormatError``."""
     if not is_name(folder, name):
         raise StoreFormatError(f"{name[:80]!r} is not a valid name in {folder}/ of a store")
     return name

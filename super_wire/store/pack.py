@@ -62,7 +62,7 @@ class PackMeta:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> PackMeta:
-        """Convert parsed JSON. Raises ``StoreFormatError`` if a field is missing or not a string."""
+        """Parse a JSON mapping. Raises ``StoreFormatError`` if a field is missing or not a string."""
         names = [field.name for field in fields(cls)]
         try:
             texts = [mapping[name] for name in names]
@@ -84,7 +84,7 @@ class PackIndex:
 
 
 def collection_of(bucket: str, recipe_digest: bytes) -> str:
-    """Return the collection for a bucket and a recipe, 16 hexadecimal digits."""
+    """Return the collection for a bucket and a recipe, as 16 hexadecimal digits."""
     framed = b"".join(map(with_length, (bucket.encode(), recipe_digest)))
     return hashlib.blake2b(framed, digest_size=8).hexdigest()
 
@@ -97,7 +97,7 @@ def new_pack_name(collection: str) -> str:
 class PackInProgress:
     """A pack that is being written to a new ``file``.
 
-    The store never contains a part of it. Leaving the context abandons the pack unless it is committed.
+    The store never contains a partial pack. Leaving the context abandons the pack unless it was committed.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class PackInProgress:
     def add(self, sample_id: bytes, header: bytes, payload: Bytes) -> int:
         """Write a record, and return its offset.
 
-        Raises ``ValueError`` if packs cannot contain such a record, or the pack is full. A ``StoreError``
+        Raises ``ValueError`` if packs cannot contain such a record, or if this pack is full. A ``StoreError``
         abandons the pack.
         """
         self._check_open()
@@ -156,7 +156,7 @@ class PackInProgress:
     def commit(self) -> str:
         """Make the pack visible, and return its name.
 
-        After a ``StoreError`` it is invisible, unless only S3's response was lost.
+        After a ``StoreError``, the pack stays invisible unless only S3's response was lost.
         """
         self._check_open()
         with self._all_or_nothing():
@@ -168,7 +168,7 @@ class PackInProgress:
         return self._name
 
     def abandon(self) -> None:
-        """Discard the pack. Has no effect after a commit."""
+        """Discard the pack. This has no effect after a commit."""
         if self._open:
             self._open = False
             with contextlib.suppress(OSError):  # no space for its buffer
@@ -215,10 +215,10 @@ class PackInProgress:
 
 
 def read_pack_index(read: Callable[[int, int], bytes], size: int) -> PackIndex:
-    """Read the index of a pack of ``size`` bytes, with one read, or two for a large pack.
+    """Read the index of a pack of ``size`` bytes, in one read, or in two if the pack is large.
 
-    ``read(offset, length)`` may return fewer bytes. Raises ``StoreFormatError`` if the pack is truncated,
-    has a different version or a corrupt index.
+    ``read(offset, length)`` may return fewer bytes. Raises ``StoreFormatError`` if the pack is truncated
+    or has a different version or a corrupt index.
     """
     if size < _HEAD.size + _FOOTER.size:
         raise StoreFormatError(f"a pack must be at least {_HEAD.size + _FOOTER.size} bytes long, not {size}")
