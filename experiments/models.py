@@ -139,7 +139,7 @@ def _timm_model(name: str, num_classes: int, side: int) -> nn.Module:
     except (ImportError, RuntimeError) as error:  # RuntimeError: from torchvision, as below
         raise ConfigError(
             f"cannot import timm for model.name {TIMM}{name}: {error}. Run pip install 'superdl[timm]' or, "
-            "with a torch without CUDA, pip install --no-deps torchvision timm."
+            "if your torch is CPU-only, pip install --no-deps torchvision timm"
         ) from error
     if not timm.is_model(name):
         close = ", ".join(timm.list_models(f"*{name.split('.', maxsplit=1)[0][:12]}*")[:5])

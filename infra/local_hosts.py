@@ -21,8 +21,8 @@ _STEPS = "experiments.augmentations.heavy"  # used by a built-in spec
 def main() -> int:
     """Run all hosts. Return the exit code of the first one that failed, or 0."""
     parser = argparse.ArgumentParser(prog="python -m infra.local_hosts")
-    parser.add_argument("--training", type=int, default=1, help="number of hosts that train (1)")
-    parser.add_argument("--data", type=int, default=0, help="number of hosts that preprocess (0)")
+    parser.add_argument("--training", type=int, default=1, help="number of training hosts (default: 1)")
+    parser.add_argument("--data", type=int, default=0, help="number of preprocessing hosts (default: 0)")
     parser.add_argument(
         "--cores", type=int, default=0, help="cores of each training host; the other hosts share the rest"
     )

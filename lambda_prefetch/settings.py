@@ -71,10 +71,7 @@ class FunctionSettings:
         }
         for name in ("SUPER_CACHE_PASSWORD", "SUPER_CACHE_USERNAME"):
             if secret and variables.get(name):
-                raise ConfigError(
-                    f"SUPER_CACHE_SECRET and {name} are both set: unset the one that should not provide the "
-                    "cache's password"
-                )
+                raise ConfigError(f"SUPER_CACHE_SECRET and {name} cannot both be set: unset one of them")
         return cls(
             cache_credentials=Credentials.from_environment(variables),
             cache_secret=secret,

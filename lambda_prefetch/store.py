@@ -61,7 +61,7 @@ class Pace:
         self._waited_s = self._passed_s = 0.0
 
     def add(self, waited_s: float, passed_s: float) -> None:
-        """Count some of the time spent on a pack."""
+        """Add a measurement: ``waited_s`` of ``passed_s`` seconds were spent waiting for the disk."""
         # Older packs have exponentially decreasing weight.
         weight = 0.5 if self._passed_s > _REMEMBERED_S else 1.0
         self._waited_s = weight * self._waited_s + waited_s

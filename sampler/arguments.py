@@ -122,7 +122,7 @@ def validate_mix(
     given += [name for name in _NOT_FOR_MIXES if arguments.pop(name) is not None]
     if given:
         raise ConfigError(
-            f"a mix does not accept {', '.join(given)}, because its batches combine those of its datasets. "
+            f"a mix does not accept {', '.join(given)}, because its batches combine its datasets' batches. "
             "To mix only part of a dataset, pass a Subset"
         )
     if batching not in _BATCHINGS:

@@ -322,7 +322,7 @@ class Session:
         request = pb.GetJobStatsRequest(jobs=[self.job], with_stalls=True)
         reply = self._client.call("GetJobStats", request, FIRST_CONTACT)
         if not reply.jobs:
-            raise UnknownJobError(f"the coordinator at {self._client.address} does not know job {self.job}")
+            raise UnknownJobError(f"the coordinator at {self._client.address} has no job named {self.job}")
         return SamplerStats.from_messages(reply.jobs[0], reply.cache, self.page_calls, reply.workers)
 
     def close(self) -> None:

@@ -350,4 +350,7 @@ def _check_agreement(
     given += ["drop_last"] if drop_last and not getattr(sampler, "drop_last", False) else []
     given += sorted(for_sampler)
     if given:
-        raise ConfigError(f"the {kind} determines {', '.join(given)}. Set it there, or omit the sampler")
+        raise ConfigError(
+            f"{', '.join(given)} must be set on the {kind}, not on the loader. Move these arguments there, "
+            "or omit the sampler"
+        )

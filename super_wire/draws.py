@@ -1,4 +1,4 @@
-"""Draws for epochs that do not use each sample exactly once, and their packing for messages."""
+"""Epochs that repeat, skip or weight samples, and how their draws are packed into messages."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def usable_cores(root: Path = _ROOT) -> int:
 
 
 def available_memory_bytes(root: Path = _ROOT) -> int:
-    """Return the memory available without swapping, within the limits of control groups."""
+    """Return the memory available without swapping, in bytes, capped by any cgroup limits."""
     available = _field_of(root / "proc/meminfo", "MemAvailable:") * 1024
     available = available or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     for group in _control_groups(root, "memory"):

@@ -237,7 +237,7 @@ def label_sizes(
 
 
 def pack_labels(labels: Labels, text: str) -> Iterator[bytes]:
-    """Pack labels with this dtype, and yield the bytes in pieces."""
+    """Pack labels with the dtype described by ``text``, and yield the bytes in chunks."""
     if not isinstance(labels, RaggedLabels):
         yield labels.astype(label_dtype_of(text).base, copy=False).tobytes()
         return

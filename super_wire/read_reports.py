@@ -71,7 +71,7 @@ class ReadReport:
         if len(numbers) != len(_NUMBERS):
             raise ValueError(f"a read report must have {len(_NUMBERS)} numbers, not {len(numbers)}")
         if min(numbers) < 0 or max(numbers) >= _MAX_NUMBER:
-            raise ValueError(f"the numbers of a read report must be from 0 to 2**63 - 1, not {numbers}")
+            raise ValueError(f"numbers in a read report must be from 0 to 2**63 - 1, not {numbers}")
         missed, corrupt = (
             tuple(np.frombuffer(entry.get(short, b""), dtype="<u4").tolist()) for short in (b"m", b"c")
         )

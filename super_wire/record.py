@@ -157,7 +157,7 @@ def pack_header(
 
 def _id_prefix(sample_id: bytes) -> int:
     if len(sample_id) != ID_BYTES:
-        raise ValueError(f"a sample id has {ID_BYTES} bytes, not {len(sample_id)}")
+        raise ValueError(f"a sample id must be {ID_BYTES} bytes long, not {len(sample_id)}")
     return int.from_bytes(sample_id[:8], "little")
 
 

@@ -157,7 +157,7 @@ def array_locations(payload: memoryview) -> list[ArrayLocation]:
         raise RecordError(f"the payload has no valid table of named arrays: {error}") from error
     # Only one order is valid, so that equal samples have the same bytes.
     if not 1 <= count <= MAX_ARRAYS or any(first >= second for first, second in itertools.pairwise(names)):
-        raise RecordError(f"a record must have 1 to {MAX_ARRAYS} arrays with distinct names, in their order")
+        raise RecordError(f"a record must have 1 to {MAX_ARRAYS} arrays, with distinct names in sorted order")
     locations = []
     for name, (dtype, shape, size) in arrays:
         start, at = _aligned(at), _aligned(at) + size

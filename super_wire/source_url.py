@@ -1,4 +1,4 @@
-"""Parsing of source and key list URLs: ``s3://bucket/key``, ``file:///path`` or a plain path."""
+"""Parse URLs of sources and key lists, such as ``s3://bucket/key``, ``https://host/path`` or a plain path."""
 
 from __future__ import annotations
 

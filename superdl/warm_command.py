@@ -123,8 +123,8 @@ def _address(arguments: argparse.Namespace) -> str:
     address = arguments.coordinator or os.environ.get("SUPER_COORDINATOR")
     if not address:
         raise ConfigError(
-            "a coordinator that keeps running is needed, because an embedded one ends with its run and its "
-            "cache: start superdl coordinator, then use --coordinator host:port or set SUPER_COORDINATOR"
+            "superdl warm needs a long-running coordinator, because an embedded one exits with its run: "
+            "start superdl coordinator, then pass --coordinator host:port or set SUPER_COORDINATOR"
         )
     return str(address)
 

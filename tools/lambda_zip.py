@@ -180,7 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(
-        f"SUPER {project_version()} for python{LAMBDA_PYTHON}, compressed by zlib {zlib.ZLIB_RUNTIME_VERSION}"
+        f"SUPER {project_version()} for python{LAMBDA_PYTHON}, "
+        f"compressed with zlib {zlib.ZLIB_RUNTIME_VERSION}"
     )
     return 0
 

@@ -45,7 +45,7 @@ class Loading:
     seed: int = 0  # of the shuffle
 
     def converted(self, name: str) -> Path:
-        """Return the folder, next to the set, for its images in the format ``name``."""
+        """Return the sibling folder that holds the set's images converted to the format ``name``."""
         parent = Path(self.directory).parent
         return parent.with_name(f"{parent.name}-{self.resize}-{self.crop}-converted") / name
 

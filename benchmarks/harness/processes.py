@@ -86,7 +86,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def descendants_cpu_s(pid: int) -> float:
-    """Return the CPU seconds used by the live descendants of a process, without its own."""
+    """Return the CPU seconds used by a process's live descendants, excluding the process itself."""
     total_s = 0.0
     try:
         descendants = psutil.Process(pid).children(recursive=True)

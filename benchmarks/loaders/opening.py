@@ -1,4 +1,4 @@
-"""Open the loaders to compare: SUPER, those that specs support, and readers of pixels and tar shards."""
+"""Open the loaders to compare: SUPER, the loaders of specs, and readers of decoded pixels and tar shards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _IMAGES, _LABELS = "images.npy", "labels.npy"
 
 
 def data_loader(dataset: Any, loading: Loading, kind: Any = DataLoader, **options: Any) -> Any:
-    """Return a DataLoader, or a loader of another class ``kind``, with persistent workers."""
+    """Return a loader of class ``kind``, with persistent workers if there are any."""
     workers = {"num_workers": loading.num_workers, "persistent_workers": loading.num_workers > 0}
     return kind(dataset, **workers, **options)
 

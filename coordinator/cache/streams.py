@@ -184,7 +184,7 @@ class _StreamEntries(NamedTuple):
     def of(cls, stream: Any, entries: Any) -> _StreamEntries:
         ids = [string(entry_id) for entry_id, _ in entries]
         if not ids or not all(map(_ENTRY_ID.fullmatch, ids)):
-            raise ValueError(f"expected the ids of a stream's entries, got {ids[:1]!r}")
+            raise ValueError(f"expected stream entry ids, got {ids[:1]!r}")
         all_words = [[*map(string, words or [])] for _, words in entries]  # None for a deleted entry
         fields = [dict(zip(words[::2], words[1::2], strict=True)) for words in all_words]
         return cls(string(stream), ids, fields)

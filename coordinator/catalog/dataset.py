@@ -123,7 +123,7 @@ class Dataset:
         return HEADER_BYTES + shape[0] * shape[1] * shape[2] if shape else _DEFAULT_RECORD_BYTES
 
     def facts(self, *, known_absent: bool, keeps_shards: bool = False) -> DatasetFacts:
-        """Return the properties for the core. ``known_absent`` means that the cache is known to be empty."""
+        """Return what the core needs to know. ``known_absent`` means that the cache is known to be empty."""
         members = self.catalog.members
         is_kept = keeps_shards and not self.catalog.bucket.startswith("file://")
         # Functions read whole row groups, so group Parquet rows in requests even then.

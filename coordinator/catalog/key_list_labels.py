@@ -106,7 +106,7 @@ class LabelColumn:
             lambda at: f"a label may take at most {MAX_LABEL_BYTES} bytes (8 per number), not {sizes[at]}",
         )
         if len(texts := [name for name, field in self._fields.items() if field.is_text]) > 1:
-            rule = "only one field of a label may be a string, its class name"
+            rule = "only one field of a label may be a string (the class name)"
             raise BadRowError(int(numbers[0]), f"{rule}; these are strings: {', '.join(texts)[:400]}")
 
     def _columns_of(self, labels: Any, numbers: NDArray[np.int64]) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class _Field:
         if not (are_texts or pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
             raise BadRowError(first, f"{_WHAT}, not {str(values.type)[:_SHOWN]}")
         if are_texts and shape:
-            raise BadRowError(first, f"it is a list of strings; {_MAY_VARY}")
+            raise BadRowError(first, f"a list of fixed length cannot contain strings; {_MAY_VARY}")
         if self._shape is None:
             self._shape, self.is_text = tuple(shape), are_texts
         if (tuple(shape), are_texts) != (self._shape, self.is_text):

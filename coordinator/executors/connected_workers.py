@@ -153,7 +153,7 @@ class Workers:
         return self._newest() if now_s - self._needed_s >= self.patience_s else ""
 
     def follow_store(self, address: str, store_id: Callable[[], str]) -> None:
-        """Use the store at ``address``. ``store_id`` returns a directory's id, or an empty string."""
+        """Set the store for workers to see. ``store_id`` returns a directory's id, or an empty string."""
         self._store, self._store_id = address, store_id
 
     def sees_store(self, worker: ConnectedWorker) -> bool:
@@ -188,7 +188,7 @@ class Workers:
             async with asyncio.timeout(timeout_s + _MARGIN_S):
                 answer = await answered
         except TimeoutError:
-            words = f"the worker {worker.name} did not respond within {timeout_s + _MARGIN_S:g} s"
+            words = f"worker {worker.name} did not respond within {timeout_s + _MARGIN_S:g} s"
             raise ExecutorError(words, FailureKind.TIMED_OUT) from None
         finally:
             if not answered.done() or answered.cancelled():  # the caller has given up
@@ -247,10 +247,10 @@ class Workers:
         else:
             worker.is_draining = True
             worker.send(goodbye=pb.Goodbye(exit_code=self._exit_code))
-        _log.info("the worker %s connected with %d slots", worker.name, worker.slots)
+        _log.info("worker %s connected (slots: %d)", worker.name, worker.slots)
         if worker.waits:
             _log.warning(
-                "the worker %s decodes as %s and has to wait: %s is in use until no job is open or no worker "
+                "worker %s decodes as %s and has to wait: %s is in use until no job is open or no worker "
                 "with that decoder is connected",
                 worker.name,
                 worker.fingerprint,
@@ -259,7 +259,7 @@ class Workers:
             )
         elif not self.sees_store(worker) and (is_bucket(self._store) or any(map(self.sees_store, self._all))):
             _log.warning(
-                "the worker %s does not see the store %s, so it can neither save nor restore samples. Start "
+                "worker %s does not see the store %s, so it can neither save nor restore samples. Start "
                 "it with --store %s (SUPER_STORE)",
                 worker.name,
                 self._store,
@@ -289,8 +289,8 @@ class Workers:
             self._all.discard(worker)
             lost = [answered for answered in worker.calls.values() if not answered.done()]
             for answered in lost:
-                answered.set_exception(ExecutorError(f"the worker {worker.name} disconnected"))
-            _log.info("the worker %s disconnected with %d requests unanswered", worker.name, len(lost))
+                answered.set_exception(ExecutorError(f"worker {worker.name} disconnected"))
+            _log.info("worker %s disconnected (unanswered requests: %d)", worker.name, len(lost))
             worker.outgoing.put_nowait(None)
         if not self._all:
             self._has_any.clear()

@@ -55,7 +55,7 @@ LINE_FORMATS: dict[str, Callable[[], logging.Formatter]] = {"text": _Text, "json
 
 
 class Warned(NamedTuple):
-    """A cause of warnings or errors, with its latest line, that line's Unix time, and the number of lines."""
+    """The latest warning or error of one cause, its Unix time, and how often the cause has occurred."""
 
     at_s: float
     level: str

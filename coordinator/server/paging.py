@@ -114,7 +114,7 @@ def check_position(plan: Plan, epoch: int, position: int) -> None:
     if epoch > _EPOCH_MAX:
         raise PlanError(f"epoch must be from 0 to {_EPOCH_MAX}, not {epoch}")
     if not plan.covers(epoch):
-        raise UnknownJobError(f"only the order of epoch {plan.only_epoch} is known, not that of {epoch}")
+        raise UnknownJobError(f"the order of epoch {epoch} is not known, only of epoch {plan.only_epoch}")
     if position > plan.batches_per_epoch:
         raise PlanError(
             f"an epoch has {plan.batches_per_epoch} batches, so position {position} does not exist"

@@ -265,7 +265,7 @@ async def _follow(
     is_needed = bool(engine.core.jobs)
     if workers is not None and (successor := workers.successor(is_needed=is_needed)):
         if is_needed:
-            _log.warning("no worker has the open jobs' decoder any more: they continue with another decoder")
+            _log.warning("no remaining worker has the open jobs' decoder: the jobs continue with another one")
         raise DecoderReplacedError(successor)
 
 

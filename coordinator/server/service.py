@@ -154,8 +154,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
             facts = (job.plan, *facts[1:])  # with a different order
         if job is not None and (job.plan, job.dataset, job.fill is not None) != facts:
             raise ConfigError(
-                f"the job {request.job!r} is already open with another plan, dataset or use: choose another "
-                "name with job="
+                f"job {request.job!r} is already open with a different plan, dataset or purpose (reading or "
+                "filling): choose another name with job="
             )
         if job is not None and job.team != team and has_tokens(self._tokens, job.team):
             raise ConfigError(
@@ -169,7 +169,8 @@ class CoordinatorService(pb_grpc.CoordinatorServicer):
         is_known = job is not None and request.rank in job.cursors
         if not is_known and sum(len(other.cursors) for other in self._core.jobs) >= _MAX_RANKS:
             raise CoordinatorError(
-                f"this coordinator has reached its maximum of {_MAX_RANKS} ranks across all jobs: close some"
+                f"this coordinator has reached its maximum of {_MAX_RANKS} ranks across all jobs: close "
+                "some jobs"
             )
         self._datasets.open(dataset)
         dataset.jobs = {request.job, *filter(self._is_open, dataset.jobs)}

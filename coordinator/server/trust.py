@@ -198,7 +198,7 @@ class ServerTls:
             except ConfigError as error:  # perhaps half of a renewal; the next change is read too
                 _log.error("cannot load the renewed certificate, keeping the previous one: %s", error)
             else:
-                _log.info("the certificate was renewed on disk and is in use")
+                _log.info("loaded the certificate that was renewed on disk")
 
     def _file_stamps(self) -> list[tuple[int, ...]]:
         return [file_stamp(given) for given in self._given.values() if given and _PEM not in given]

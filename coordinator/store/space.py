@@ -33,7 +33,7 @@ class StoredPack:
 
 
 class Room:
-    """A store's known packs and their size limit, by default a quarter of its used plus free bytes."""
+    """A store's packs and their size limit, which defaults to a quarter of the used and free space."""
 
     def __init__(self, address: str, max_bytes: int) -> None:
         self._address = address

@@ -115,9 +115,9 @@ def read_run(directory: Path) -> RunFiles:
     """
     if not (directory / REPORT_NAME).is_file():
         if not directory.is_dir():
-            raise ConfigError(f"there is no directory {directory}. Pass one that superdl run has written.")
+            raise ConfigError(f"there is no directory {directory}. Pass one that superdl run created.")
         reports = [path for depth in ("*", "*/*") for path in directory.glob(f"{depth}/{REPORT_NAME}")]
-        remedy = "Pass one that superdl run has written."
+        remedy = "Pass one that superdl run created."
         if newest := max(reports, key=lambda path: path.stat().st_mtime, default=None):
             remedy = f"It contains runs, such as {newest.parent}."
         raise ConfigError(f"{directory} is not a run directory: it has no {REPORT_NAME}. {remedy}")

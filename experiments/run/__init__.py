@@ -1,4 +1,4 @@
-"""Run a spec from start to report, and evaluate its checkpoints."""
+"""Run a spec, write its report, and evaluate its checkpoints."""
 
 from __future__ import annotations
 

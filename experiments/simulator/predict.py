@@ -1,4 +1,4 @@
-"""``superdl simulate``: predict throughput, waiting and function usage from a spec."""
+"""``superdl simulate``: predict throughput, time spent waiting and function usage from a spec."""
 
 from __future__ import annotations
 

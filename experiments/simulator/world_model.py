@@ -22,7 +22,7 @@ _MAX_GAP_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class DatasetModel:
-    """A catalog with a recipe, and the sizes of its records."""
+    """A simulated dataset and the sizes of its records."""
 
     name: bytes
     random: bool

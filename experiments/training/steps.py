@@ -102,7 +102,7 @@ class Updater:
 
 
 def trial_step(spec: Spec, classes: int, device: torch.device) -> Callable[[Tensor, Tensor], None]:
-    """Return a function that trains a fresh model of ``spec`` for one step, and waits for it to finish."""
+    """Build the spec's model, and return a function that trains it for one step and waits for the device."""
     model = build_model(spec.model.name, classes, device, side=spec.recipe.crop).train()
     strategy = make_strategy("single", model, device, compute_type(spec.training.precision, device))
     scaled_on = device.type if strategy.scales else None
@@ -119,7 +119,7 @@ def trial_step(spec: Spec, classes: int, device: torch.device) -> Callable[[Tens
 
 @dataclass(slots=True)
 class HeldStep:
-    """A step whose results are partly still on the device, as tensors. They exclude padding samples."""
+    """A step with some results still on the device, as tensors. Results exclude padding samples."""
 
     known: dict[str, Any]
     span: ComputeSpan

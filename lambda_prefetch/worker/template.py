@@ -29,8 +29,8 @@ _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 class Template:
     """The process that slots are forked from, which has imported ``function``.
 
-    Slots become children of the worker, which adopts orphans during a fork. If ``forks`` is true, the first
-    template is a fork of this process, which must not have started any threads.
+    Slots become children of the worker, which adopts orphans during a fork. If ``forks``, the first such
+    process is forked from this one, which must not have started any threads. Later ones are started afresh.
     """
 
     def __init__(self, function: str = FUNCTION, *, forks: bool = False) -> None:

@@ -241,7 +241,7 @@ class Embedded:
             if len(self._revivals_s) == _MAX_REVIVALS and now_s - self._revivals_s[0] < _REVIVAL_SPAN_S:
                 raise EmbeddedError(
                     f"the embedded coordinator died {_MAX_REVIVALS + 1} times within {_REVIVAL_SPAN_S:g} s. "
-                    f"The last reason: {reason}"
+                    f"Latest failure: {reason}"
                 )
             self._revivals_s.append(now_s)
             _LOG.warning("the embedded coordinator died; restarting it")

@@ -117,7 +117,7 @@ class Augment:
         self._seed = seed
 
     def __call__(self, images: Images, labels: Any, info: BatchInfo) -> tuple[torch.Tensor, Any]:
-        """Return the augmented images and the unchanged labels, as a SuperDataset's ``transform`` does."""
+        """Return augmented images and the unchanged labels, to be used as a SuperDataset's ``transform``."""
         return self.images(images, info), labels
 
     def images(self, images: Images, info: BatchInfo) -> torch.Tensor:

@@ -22,9 +22,9 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Directory(Bucket):
-    """A directory. Its links may point into ``allowed_roots``, by default only into the directory itself.
+    """A directory. Symbolic links may only point into ``allowed_roots``, by default the directory itself.
 
-    Raises ``ConfigError`` if ``root`` is relative, or outside all ``allowed_roots``.
+    Raises ``ConfigError`` if ``root`` is relative, or not inside any of ``allowed_roots``.
     """
 
     threads = 2  # enough to read ahead of a decoder; more would only compete for the GIL

@@ -1,8 +1,8 @@
-"""S3 and compatible servers: the objects of a bucket, over persistent connections.
+"""Access objects in S3 and compatible servers over persistent connections.
 
-A GET is first sent over a lean connection. If that fails, urllib3 sends it again: this general path
-retries, follows a bucket to its region and converts refusals to :class:`ObjectError`. All other
-requests, and all requests behind a proxy, take this path from the start.
+A GET is first sent over a lightweight connection. If that fails, it is sent again through urllib3, which
+retries, follows a bucket to its region and turns error responses into :class:`ObjectError`. All other
+requests, and all requests behind a proxy, use urllib3 from the start.
 """
 
 from __future__ import annotations
@@ -223,7 +223,8 @@ class S3Bucket(Bucket):
                 check_range(response.headers.get("Content-Range", ""), size, span)
             elif response.status != _WHOLE:
                 raise ObjectError(
-                    Fault.FAILED, f"the object store returned status {response.status} and only a part"
+                    Fault.FAILED,
+                    f"the object store returned only part of the object (status {response.status})",
                 )
             before(size)
             return response.read()

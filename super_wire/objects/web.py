@@ -176,7 +176,7 @@ def checked_path(key: str) -> str:
 
 
 def range_header(span: Span | None) -> dict[str, str]:
-    """Return the headers that request a span, or none without a span."""
+    """Return the Range header for a span, or no headers if ``span`` is None."""
     return {} if span is None else {"Range": span.header}
 
 

@@ -170,7 +170,7 @@ def _refuse_private(root: str) -> None:
     except FileNotFoundError as error:
         raise StoreGoneError(f"{root} does not exist: use the directory of an existing store") from error
     if not stat.S_ISDIR(status.st_mode):
-        raise StoreFormatError(f"{root} is not a directory: use a directory for the store")
+        raise StoreFormatError(f"{root} is not a directory: choose another path for the store")
     if status.st_uid != os.geteuid() and not status.st_mode & 0o077:
         raise StoreRefusedError(
             f"{root} is private to user id {status.st_uid}: use a store of your own, or ask its owner to "

@@ -125,7 +125,7 @@ def read_mark(data: bytes, address: str) -> str:
         version, store_id = mark["super_store"], mark["id"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreFormatError(
-            f"{address} is not a store, because SUPER did not write its {MARK}: use another address"
+            f"{address} is not a store of SUPER: its {MARK} is invalid. Use another address"
         ) from error
     if version != _STORE_VERSION:
         raise StoreFormatError(

@@ -132,7 +132,8 @@ class PackInProgress:
         size = HEADER_BYTES + memoryview(payload).nbytes
         if len(sample_id) != ID_BYTES or len(header) != HEADER_BYTES or header[5] not in DATA_KINDS:
             raise ValueError(
-                "a pack record needs a sample id, a header of kind data or arrays, and a payload"
+                f"a pack record needs a sample id of {ID_BYTES} bytes and a header of {HEADER_BYTES} bytes, "
+                "of the kind 'data' or 'arrays'"
             )
         if size > _MAX_RECORD or self.count >= MAX_RECORDS:
             raise ValueError(

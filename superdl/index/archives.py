@@ -217,7 +217,7 @@ def _locate_in_zip(shard: Shard, info: zipfile.ZipInfo, directory: int) -> tuple
     offset = at + _LOCAL.size + name_bytes + extra_bytes
     header = magic, method, local_name, flags & _ENCRYPTED, offset + info.compress_size <= directory
     if header != (b"PK\3\4", info.compress_type, info.orig_filename, 0, True):
-        raise shard.error("local header differs from the zip's directory: the zip is corrupt", name)
+        raise shard.error("local header differs from the central directory: the zip is corrupt", name)
     if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
         raise shard.error("stored, but its two sizes differ: the zip is corrupt", name)
     return offset, info.compress_size, _ENCODINGS[info.compress_type]

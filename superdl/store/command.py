@@ -115,7 +115,7 @@ def _verify(arguments: argparse.Namespace, store: Store, console: Console) -> tu
     wrong_packs = verification.wrong_packs
     console.print(
         f"{store.address}: {counted(verification.packs, 'pack')}; "
-        f"of {counted(verification.records, 'record')} {verification.checked:,} checked; "
+        f"checked {verification.checked:,} of {counted(verification.records, 'record')}; "
         f"{len(verification.wrong):,} wrong, in {counted(len(wrong_packs), 'pack')}"
     )
     dropped: list[str] = []

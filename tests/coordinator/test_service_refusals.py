@@ -191,7 +191,7 @@ async def test_a_job_of_the_same_id_and_another_plan_or_dataset_is_refused(coord
         coordinator.open(dataset, seed=1), coordinator.open(dataset, seed=2), return_exceptions=True
     )
     assert sorted(type(answer).__name__ for answer in opened) == ["ConfigError", "Job"]
-    with pytest.raises(ConfigError, match="open with another plan, dataset or use"):
+    with pytest.raises(ConfigError, match="open with a different plan, dataset or purpose"):
         await coordinator.open(other)
 
 

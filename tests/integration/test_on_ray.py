@@ -57,7 +57,7 @@ def test_a_node_that_is_killed_in_mid_epoch_costs_no_sample(ray_cluster, stack, 
             ray_cluster.add(cpus=1)  # Ray restarts the lost worker here
             delivered += collect(loader)
         assert_exactly_once(delivered, expected_pixels(images, resize=SIDE, crop=SIDE))
-        until(lambda: stack.log.read_text().count("connected with 1 slots") >= 3)
+        until(lambda: stack.log.read_text().count("connected (slots: 1)") >= 3)
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0, log.read_text()
         until(lambda: stack.log.read_text().count(" disconnected ") >= 3)

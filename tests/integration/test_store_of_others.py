@@ -96,7 +96,7 @@ def test_a_worker_for_the_store_alone_saves_for_functions_on_lambda(on_lambda, p
         stranger.close()
     saver = WorkerProcess(stack.address, "--store-only", "--store", store, slots=2)
     try:
-        until(lambda: "connected with 2 slots" in stack.log.read_text())
+        until(lambda: "connected (slots: 2)" in stack.log.read_text())
         delivered, stats = train(stack, photos)
         assert_exactly_once(delivered, expected)
         assert stats.samples_produced == COUNT

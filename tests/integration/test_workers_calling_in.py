@@ -81,7 +81,7 @@ def test_two_hundred_at_once(photos, expected, stack):
             assert_exactly_once(collect(loader), expected)
             stats = settled_stats(sampler)
         assert stats.capacity == len(stats.workers) == 200
-    until(lambda: lines(stack, "disconnected with") == 200)
+    until(lambda: lines(stack, "disconnected (unanswered") == 200)
 
 
 def test_one_out_of_memory_costs_a_request(photos, expected, stack, tmp_path):
@@ -106,7 +106,7 @@ def test_the_end_of_a_run_ends_its_coordinator_and_workers_with_its_code(shared_
     try:
         with workers(stack.address, 2) as both:
             stack.start()
-            until(lambda: lines(stack, "connected with") == 2)
+            until(lambda: lines(stack, " connected (slots") == 2)
             connection_to(stack.address).call("EndRun", pb.EndRunRequest(exit_code=7), 10.0)
             assert goodbye_to_a_late_one(stack.address) == 7
             stack.process.communicate(timeout=20)

@@ -88,7 +88,7 @@ def test_options_of_worker_processes_are_accepted(refs):
     with SuperLoader(bound_dataset(), Planned(refs), **harmless) as loader:
         assert "reads with threads: 1" in repr(loader)
         assert len(list(loader)) == BATCHES
-    with pytest.raises(ConfigError, match="the Planned determines batch_sampler"):
+    with pytest.raises(ConfigError, match="batch_sampler must be set on the Planned"):
         SuperLoader(bound_dataset(), Planned(refs), batch_sampler=[[1]])
 
 

@@ -89,7 +89,7 @@ async def test_workers_with_another_decoder_wait_until_the_current_one_is_unneed
         await call_in(stub, name="second", fingerprint=OTHER, slots=4)
         assert (workers.slots, workers.fingerprint) == (1, FINGERPRINT)
         assert [one.waits for one in workers.stats] == [False, True]
-        assert "the worker second decodes as" in caplog.text
+        assert "worker second decodes as" in caplog.text
         runs = [asyncio.create_task(workers.run(partial(plain, b"{}"), 30.0)) for _ in range(2)]
         request = await request_of(first)
         assert workers.successor(is_needed=False) == ""  # it is working
@@ -152,7 +152,7 @@ async def test_store_requests_go_to_workers_that_see_the_store(tmp_path, caplog)
             await sighted.write(answer(request, result=b"done"))
         await asyncio.gather(*runs)
         await call_in(stub, name="other", store="/shared/store")
-        assert "the worker other does not see the store /shared/store" in caplog.text
+        assert "worker other does not see the store /shared/store" in caplog.text
 
 
 async def test_each_slot_runs_one_request_and_its_first_answer_counts(tmp_path):

@@ -172,7 +172,7 @@ async def test_a_filling_job_waits_for_its_request_and_reports_progress(coordina
     await coordinator.open(dataset, "read")
     with pytest.raises(ConfigError, match="the job 'read' is for reading: open another one with fills"):
         await fill("read")
-    with pytest.raises(ConfigError, match="open with another plan, dataset or use"):
+    with pytest.raises(ConfigError, match="open with a different plan, dataset or purpose"):
         await coordinator.open(dataset, "read", fills=True)
     with pytest.raises(ConfigError, match="one rank, all samples"):
         await coordinator.open(dataset, "ranks", replicas=2, fills=True)

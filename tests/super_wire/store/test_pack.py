@@ -85,7 +85,7 @@ def test_packs_contain_only_data():
     check_record(arrays, ID)
     tombstone = pack_tombstone(Tombstone("k", "r", "m", permanent=True), ID)
     for record in (tombstone, pack_pointer(Pointer("p", 0, 64), ID)):
-        with pytest.raises(ValueError, match="a pack record needs .* data or arrays"):
+        with pytest.raises(ValueError, match="a pack record needs .* 'data' or 'arrays'"):
             writer.add(ID, record[:HEADER_BYTES], record[HEADER_BYTES:])
         with pytest.raises(RecordVersionError):
             check_record(record, ID)
