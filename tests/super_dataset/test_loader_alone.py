@@ -138,8 +138,8 @@ def test_a_replaced_pass_is_an_error():
     ("arguments", "reason"),
     [
         ({"batch_size": 3}, r"batch_size=3 contradicts the Planned, whose batches have 16"),
-        ({"shuffle": True}, "the Planned determines shuffle"),
-        ({"drop_last": True, "seed": 3}, "the Planned determines drop_last, seed"),
+        ({"shuffle": True}, "shuffle must be set on the Planned"),
+        ({"drop_last": True, "seed": 3}, "drop_last, seed must be set on the Planned"),
     ],
 )
 def test_arguments_that_contradict_the_sampler_are_rejected(refs, arguments, reason):

@@ -213,7 +213,7 @@ def test_a_record_is_bound_to_its_sample_and_kind():
     for at in (4, 5, 6):  # version, kind and dtype of a later version
         with pytest.raises(RecordVersionError):
             unpack(FORMS["record"].good[:at] + b"\x63" + FORMS["record"].good[at + 1 :])
-    with pytest.raises(ValueError, match="16 bytes, not 15"):
+    with pytest.raises(ValueError, match="16 bytes long, not 15"):
         pack(IMAGE, ID[:15])
 
 
