@@ -181,6 +181,8 @@ def load_settings(
     Raises:
         ConfigError: a value has the wrong type or is out of range, or the file cannot be used.
     """
+    if environment.get("SUPER_WORKERS"):
+        raise ConfigError("SUPER_WORKERS was renamed to SUPER_SLOTS")
     known = {field.name: field for field in fields(Settings)}
     in_file = _read_file(file, known) if file is not None else {}
     values: dict[str, Any] = {}

@@ -217,3 +217,8 @@ def test_the_settings_repr_has_no_secrets():
     settings = Settings(token="0123456789abcdef", tls_cert="cert", tls_key="-----BEGIN PRIVATE KEY-----")
     assert "0123456789abcdef" not in repr(settings)
     assert "PRIVATE" not in repr(settings)
+
+
+def test_a_renamed_variable_is_refused():
+    with pytest.raises(ConfigError, match="SUPER_SLOTS"):
+        load_settings({}, {"SUPER_WORKERS": "2"})
