@@ -183,7 +183,7 @@ def test_two_hosts_train_on_every_image_once(run, data):
     assert run.ended(process) == [0], run.said()
     run.check_every_image_once(2)
     for host in range(2, 2 + data):
-        assert f"the worker 127.0.0.{host} connected" in run.said()
+        assert f"worker 127.0.0.{host} connected" in run.said()
 
 
 @pytest.mark.slow
