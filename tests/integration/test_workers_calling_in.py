@@ -14,6 +14,7 @@ from superdl.super_wire import coordinator_pb2 as pb
 from superdl.super_wire.coordinator_pb2_grpc import CoordinatorStub
 from superdl.super_wire.protocol import PROTOCOL_VERSION, installed_version
 from tests.coordinator.executors.functions import FINGERPRINT, MODULE
+from tests.fixtures.cut_network import Cut, CutNetwork
 from tests.fixtures.stack import Stack
 from tests.fixtures.stand_in_workers import stand_ins
 from tests.fixtures.workers import WorkerProcess, until, workers
@@ -53,6 +54,27 @@ def test_a_worker_is_killed_and_then_the_coordinator(photos, expected, stack):
             assert_exactly_once(collect(read), expected)
         second.send(signal.SIGTERM)
         assert second.ended() == 0
+
+
+@pytest.mark.slow
+def test_a_worker_behind_a_cut_network_loses_its_requests_and_calls_again(photos, expected):
+    stack = Stack(arguments=("--executor", "workers", "--request-samples", "4"), tcp=True)
+    between = CutNetwork(stack.address)
+    try:
+        with workers(between.address, 1, slots=2):
+            stack.start()
+            between.cut(Cut.SILENT)
+            with (
+                reading(photos, stack.address, read_timeout=60) as (_, loader),
+                workers(stack.address, 1, slots=2),
+            ):
+                assert_exactly_once(collect(loader), expected)
+            until(lambda: lines(stack, "has sent nothing for 15 s") == 1)
+            between.mend(losing=True)
+            until(lambda: lines(stack, " connected (slots") == 3)
+    finally:
+        stack.close()
+        between.close()
 
 
 @pytest.mark.slow
